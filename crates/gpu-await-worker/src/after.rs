@@ -1,4 +1,4 @@
-//! [`After`]: what is done once a worker's lock is released, because it runs foreign code: wakers, drops of payloads, subscribers.
+//! [`After`]: work deferred until a worker's lock is released, because it runs foreign code: wakers, payload drops, subscribers.
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,13 +14,13 @@ use crate::room::{Given, Room};
 use crate::supervisor;
 use crate::ticket::{Outcome, Ticket, Waiter};
 
-/// Who waits for a timeline: `None` if no process serves.
+/// Receives a timeline: `None` if no process serves.
 pub(crate) type Reader = oneshot::Sender<Result<Option<Timeline>>>;
 
-/// A whole one: copied by its readers, if there are several, and not under the lock.
+/// A complete timeline: several readers each copy it, outside the lock.
 pub(crate) type Timeline = Arc<Vec<u8>>;
 
-/// What is done once the lock is released.
+/// Work to do once the lock is released.
 #[derive(Default)]
 #[must_use]
 pub(crate) struct After {
@@ -34,7 +34,7 @@ pub(crate) struct After {
     /// Processes that were reaped.
     pub(crate) gone: Vec<Process>,
     pub(crate) events: Vec<Box<dyn FnOnce() + Send>>,
-    /// The supervisor has something to do that it does not know of.
+    /// The supervisor has to wake: there is work it does not know of.
     pub(crate) wake: bool,
 }
 
@@ -44,13 +44,13 @@ impl After {
         self.ended.push((ticket, outcome));
     }
 
-    /// Tells subscribers of `tracing`.
+    /// Queues an event for `tracing` subscribers.
     pub(crate) fn log(&mut self, event: impl FnOnce() + Send + 'static) {
         self.events.push(Box::new(event));
     }
 
     pub(crate) fn run(self) {
-        // Each may panic, and none may keep the others from running.
+        // Any of these may panic, and none may keep the others from running.
         for (ticket, outcome) in self.ended {
             let outcome = match outcome {
                 Outcome::Failed(error) if ticket.goes_on(&error) => {
@@ -60,7 +60,7 @@ impl After {
                 outcome => outcome,
             };
             let Ticket { request, payload, reply, room, .. } = ticket;
-            // The payload first: whoever waits for the answer may count on its memory, and on its room.
+            // The payload first: a caller that has the answer may count on its memory and its room being free.
             contain(|| drop((request, payload, room)));
             contain(|| drop(reply.send(outcome)));
         }
@@ -82,7 +82,7 @@ impl After {
     }
 }
 
-/// Runs foreign code; a panic of it goes no further.
+/// Runs foreign code and contains its panics.
 fn contain(code: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
         drop(codec::panic_text(panic));

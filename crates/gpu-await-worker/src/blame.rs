@@ -3,43 +3,43 @@
 //! | state of a request's key | meaning | left by |
 //! |---|---|---|
 //! | – | nothing is known of it | `Suspected`, `Killed` → watched; `Guilty` → refused |
-//! | watched, until, killed so often | a call under it was lost beside others, and may not run again, or somebody killed its process while it ran alone: the next one runs alone | `answered`, time → –; `Guilty`, the third `Killed` → refused |
-//! | refused, until | a call under it died alone, or was killed alone three times | time → – |
+//! | watched, until, killed so often | a call with it was lost along with others and may not run again, or its process was killed from outside while it ran alone: the next one runs alone | `answered`, time → –; `Guilty`, the third `Killed` → refused |
+//! | refused, until | a call with it died alone, or calls with it were killed three times while alone | time → – |
 //!
 //! | state of a client's key | meaning | left by |
 //! |---|---|---|
 //! | – | it is not guilty of anything | `Guilty` → counted; `Suspected` → lost |
-//! | counted, until | it sent so many guilty calls, not too many | `Guilty` → one more, or refused; time → – |
+//! | counted, until | it sent guilty calls, but not too many | `Guilty` → one more, or refused; time → – |
 //! | refused, until | it sent too many: its circuit is open | time → – |
 //!
 //! | beside that | meaning | left by |
 //! |---|---|---|
-//! | lost, until, in so many deaths | calls of it were lost beside others, and may not run again; since then none was answered | `answered`, time → –; `Suspected` in another death → one more, or watched |
-//! | watched, until | likewise in two deaths: its calls run alone, since each of them may be another poison | as above |
+//! | lost, until, in so many deaths | its calls were lost along with others and may not run again; none has been answered since | `answered`, time → –; `Suspected` in another death → one more, or watched |
+//! | watched, until | the same in two deaths: its calls run alone, since each may be a different poison request | as above |
 //!
 //! # Invariants
-//! 1. Only who was guilty is refused, never one that was lost beside others or by another call's fault, and never for longer than the policy
-//!    says (`only_the_guilty_are_refused`).
+//! 1. Only the guilty are refused, never a call that was lost along with others or by another call's fault, and never for longer than the
+//! policy says (`only_the_guilty_are_refused`).
 //! 2. Kills from outside are counted by key, over all calls and attempts, until one is answered (`only_the_guilty_are_refused`).
-//! 3. A client is never refused for what was lost beside others: that has its calls run alone until one is answered
-//!    (`only_the_guilty_are_refused`).
-//! 4. It never knows more than [`MOST`] keys of each kind; the one that would be forgotten first goes first (`what_is_blamed_is_bounded`).
+//! 3. A client is never refused for calls lost along with others: its calls then run alone until one is answered
+//! (`only_the_guilty_are_refused`).
+//! 4. At most [`MOST`] keys of each kind are kept; the one that would expire first is dropped first (`what_is_blamed_is_bounded`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How many keys of each kind are known.
+/// How many keys of each kind are kept.
 pub(crate) const MOST: usize = 4096;
 
-/// After how many kills from outside, each while a call under it ran alone, a key is guilty.
+/// How many outside kills, each while a call with the key ran alone, make a key guilty.
 pub(crate) const MOST_KILLS: u32 = 3;
 
-/// In how many deaths calls of a client were lost beside others, none answered in between, when its next ones run alone. One death says nothing:
-/// whoever was there is lost.
+/// In how many deaths a client must lose calls along with others, with none answered in between, before its next calls run alone. One death
+/// says nothing: every call in the process is lost.
 pub(crate) const MOST_LOST: u32 = 2;
 
-/// What becomes of requests and clients whose calls kill processes: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
+/// How requests and clients whose calls kill processes are refused: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
 ///
 /// # Examples
 /// ```
@@ -50,16 +50,16 @@ pub(crate) const MOST_LOST: u32 = 2;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blame {
-    /// For how long a request is refused that killed its process, or took longer than its limit, while it ran alone; or whose process somebody
-    /// else killed three times while it did, none of them later than this after the one before, and without an answer in between. 60 s.
+    /// How long a request is refused after it ran alone and killed its process or exceeded its limit; or after its process was killed from
+    /// outside three times while it ran alone, each within this time of the one before and with no answer in between. 60 s.
     pub refused_for: Duration,
-    /// After so many guilty calls, none later than [`client_refused_for`](Self::client_refused_for) after the one before, a
-    /// [client](crate::Call::client) is refused. 3; at least 1.
+    /// How many guilty calls, each within [`client_refused_for`](Self::client_refused_for) of the one before, get a
+    /// [client](crate::Call::client) refused. 3; at least 1.
     ///
-    /// A client may send another poison each time, which may not run again and dies beside others, so that none is found guilty. Calls of a client
-    /// that were lost so in two deaths, with no call of it answered in between, have its next calls run alone, until one is answered.
+    /// A client may send a different poison request each time, which may not run again and dies along with others, so that none is found guilty. A
+    /// client that loses calls this way in two deaths, with none answered in between, has its next calls run alone until one is answered.
     pub client_guilty: u32,
-    /// For how long. 60 s.
+    /// How long a client is refused. 60 s.
     pub client_refused_for: Duration,
 }
 
@@ -70,32 +70,32 @@ impl Default for Blame {
     }
 }
 
-/// Under which a call is blamed.
+/// The keys under which a call is blamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keys {
     pub(crate) request: Option<u64>,
     pub(crate) client: Option<u64>,
 }
 
-/// What there is against a call.
+/// What a call is charged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Charge {
     /// It died alone.
     Guilty,
-    /// Somebody killed its process while it ran alone.
+    /// Its process was killed from outside while it ran alone.
     Killed,
-    /// It was lost beside others, and does not run again.
+    /// It was lost along with others, and does not run again.
     Suspected,
 }
 
-/// What becomes of a key.
+/// How calls with a key are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Watched,
     Refused,
 }
 
-/// What follows from a charge, if that was not so before.
+/// What a charge changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Follows {
@@ -105,20 +105,20 @@ pub(crate) struct Follows {
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Of a client: how many of its calls were guilty, or in how many deaths some were lost. Of a watched request: how many were killed while they
-    /// ran alone.
+    /// For a client: how many of its calls were guilty, or in how many deaths some were lost. For a watched request: how many outside kills hit it
+    /// while it ran alone.
     count: u32,
     is_refused: bool,
-    /// Then it is forgotten.
+    /// When the entry expires.
     until: Instant,
 }
 
-/// What is known of keys.
+/// What is known about keys.
 #[derive(Debug, Default)]
 pub(crate) struct Blamed {
     requests: BTreeMap<u64, Known>,
     clients: BTreeMap<u64, Known>,
-    /// Clients whose calls were lost beside others.
+    /// Clients that lost calls along with others.
     lost: BTreeMap<u64, Known>,
 }
 
@@ -141,7 +141,7 @@ impl Blamed {
         request.into_iter().chain(client).any(|known| now < known.until)
     }
 
-    /// There is something against a call.
+    /// Records a charge against a call.
     pub(crate) fn charge(
         &mut self,
         keys: Keys,
@@ -178,7 +178,7 @@ impl Blamed {
             let before = self.lost.get(&key).filter(|known| now < known.until).copied();
             let until = now + policy.client_refused_for;
             let before = before.unwrap_or(Known { count: 0, is_refused: false, until: now });
-            // All that are lost in one death are charged in the same moment.
+            // All calls lost in one death are charged at the same instant.
             let count = if before.until == until { before.count } else { before.count + 1 };
             learn(&mut self.lost, key, Known { count, until, ..before });
             let is_new = before.count < MOST_LOST && count >= MOST_LOST;

@@ -5,19 +5,19 @@
 //! | place | meaning | left by |
 //! |---|---|---|
 //! | `Queued` | no process has it, perhaps because there is no memory for its payload; the caller waits | `sent`; `becomes_suspect`; the deadline, a dropped future or the end of the worker end it |
-//! | `Suspect` | it was running when a process died, and may be why, or is watched; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
+//! | `Suspect` | it was running when a process died, and may be the cause, or is watched; it has the memory for its payload, and is sent to a process in which nothing else runs | as `Queued` |
 //! | `Sent` | this process has it; the caller waits | `answered`, `died`; a deadline or a dropped future makes it `Abandoned` |
-//! | `Abandoned` | this process has it; nobody waits. One that runs alone is told of after a grace, and its process killed | `answered`, `died` |
+//! | `Abandoned` | this process has it; nobody waits. If it runs alone, its process is killed after a grace period | `answered`, `died` |
 //!
 //! # Invariants
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
 //! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
-//! 3. Who is guilty was alone and at it, and nothing that another call left behind can be the reason: no other one was answered there for a
-//!    while, or this one was to run alone, and had the device for itself (`calls_end_once`, `what_others_left_is_nobodys_guilt`).
-//! 4. What was lost to somebody's kill runs beside others once more, and then alone (`who_was_killed_runs_beside_others_once`).
+//! 3. A guilty call was alone and had begun, and nothing that another call left behind can be the reason: no other call was answered there for a
+//! while, or this one was to run alone and had the device to itself (`calls_end_once`, `what_others_left_is_nobodys_guilt`).
+//! 4. Calls lost to an outside kill run beside others once more, and then alone (`who_was_killed_runs_beside_others_once`).
 //! 5. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
-//! 6. An abandoned call counts against the capacity until its process is done with it, and room that is reserved until it is given back; a
-//!    call that has room elsewhere does not count here, and holds that until its process is done with it (`calls_end_once`).
+//! 6. An abandoned call counts against the capacity until its process is done with it, and reserved room until it is given back; a call whose
+//! room is elsewhere does not count here, and holds that room until its process is done with it (`calls_end_once`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,7 +29,7 @@ use crate::blame::{Charge, Keys};
 use crate::error::Guilt;
 use crate::room::Room;
 
-/// The number of a call: a slot, and how often that was used before.
+/// The number of a call: its slot, and how often that was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct CallId {
     slot: u32,
@@ -46,41 +46,41 @@ impl CallId {
     }
 }
 
-/// The least time until a call that has not begun is looked at again.
+/// The shortest time before a call that has not begun is checked again.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// How long what a call left on the device, or to others of its process, may take to end that: longer than the 640 ms which a stray kernel ran
-/// on until its fault was known.
+/// How long after a call was answered its leftovers, on the device or with other calls of the process, may still end that: longer than the
+/// 640 ms that a stray kernel ran before its fault was known.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// How much longer a call that runs alone holds up the others once its caller is gone and its deadline has passed: long enough for one that
 /// kills its process to be found guilty.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What its caller allows.
+/// What the caller of a call allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     /// When the caller gives up.
     pub(crate) deadline: Option<Instant>,
-    /// How long a process may take for it, once it has begun, before it is killed.
+    /// How long the call may run, once it has begun, before its process is killed.
     pub(crate) limit: Option<Duration>,
     /// How often it may be sent: more than once only if that does no harm.
     pub(crate) attempts: u32,
-    /// Under which it is blamed.
+    /// The keys under which it is blamed.
     pub(crate) keys: Keys,
     /// How often other workers of its group sent it.
     pub(crate) sent_before: u32,
     /// How it runs, after a death of a process of its group.
     pub(crate) runs: Runs,
-    /// Its group sends it again, if anybody does.
+    /// Only its group may send it again.
     pub(crate) is_groups: bool,
-    /// A worker of its group had it: no other one refuses it for lack of room.
+    /// A worker of its group has admitted it: no other one refuses it for lack of room.
     pub(crate) was_admitted: bool,
 }
 
 impl Terms {
-    /// Whether one that was lost in this attempt because somebody killed its process runs beside others once more: that says nothing against
-    /// it, and all that were lost with it would run one after the other. The last attempt is alone: nobody else's end is its own then.
+    /// Whether a call lost in this attempt to an outside kill runs beside others once more: the kill says nothing against it, and otherwise all
+    /// calls lost with it would run one after the other. The last attempt runs alone, so that no other call's death can end it.
     pub(crate) fn runs_beside(&self, attempt: u32) -> bool {
         attempt == 1 && self.attempts > 2
     }
@@ -89,12 +89,12 @@ impl Terms {
 /// How a call of a group runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// In whichever worker.
+    /// In any worker.
     #[default]
     Anywhere,
-    /// In the worker that had it, whose process somebody killed.
+    /// In the worker that had it, whose process was killed from outside.
     Home,
-    /// It may be why the process died: there, and alone.
+    /// Alone, in the worker that had it: it may be why the process died.
     Alone,
 }
 
@@ -104,11 +104,11 @@ pub(crate) enum Culprit {
     /// One of the calls that were running.
     Running,
     /// One of those that had begun: a call took longer than its limit, or nothing polled the executor. Which one held up the others is not
-    /// known unless only one had begun: whoever waits on a stream, or behind code that blocks the executor, has begun as well.
+    /// known unless only one had begun: a call that waits on a stream, or behind code that blocks the executor, has begun as well.
     Begun,
-    /// Perhaps one of those that were running: it had too much memory, or was stopped.
+    /// Perhaps a running call: the process used too much memory, or was stopped.
     Unclear,
-    /// Perhaps one of those that were running, which is not likely: somebody killed the process.
+    /// Perhaps a running call, but unlikely: the process was killed from outside.
     Killed,
     /// None of them.
     Outside,
@@ -134,13 +134,13 @@ pub(crate) struct Lost<T> {
     pub(crate) attempt: u32,
 }
 
-/// What a process had that died.
+/// The calls of a process that died.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Died<T> {
     /// The calls that end with it, or that their group sends again; the others are sent again.
     pub(crate) lost: Vec<Lost<T>>,
-    /// What there is against those that do not run again, and those that somebody killed while they ran alone. Nobody may wait for them.
+    /// Charges against calls that do not run again, and against those killed from outside while they ran alone. Their callers may be gone.
     pub(crate) blamed: Vec<(Keys, Charge)>,
 }
 
@@ -150,9 +150,9 @@ pub(crate) struct Died<T> {
 pub(crate) struct Expired<T> {
     /// Their callers give up.
     pub(crate) given_up: Vec<T>,
-    /// These processes took longer for calls than their limits, and are to be killed.
+    /// Processes to kill, since they took longer for a call than this limit.
     pub(crate) over_limit: Vec<(u32, Duration)>,
-    /// Each of these processes runs one call alone, which nobody waits for any more; they are to be killed.
+    /// Processes to kill, since each runs one call alone that nobody waits for any more.
     pub(crate) forsaken: Vec<u32>,
 }
 
@@ -179,19 +179,19 @@ impl Place {
 pub(crate) enum Takes {
     /// All; suspects first, and alone.
     All,
-    /// Those that are no suspects: another process takes these.
+    /// All but suspects, which another process takes.
     Fresh,
-    /// Suspects alone.
+    /// Only suspects.
     Suspects,
 }
 
-/// What a process has.
+/// The calls of one process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Has {
     running: usize,
     /// The suspect that runs.
     alone: Option<CallId>,
-    /// When a call was answered that did not run alone: it may have left something behind. Who runs alone is answered when the device is done.
+    /// When a call that did not run alone was answered: it may have left something behind. One that runs alone is answered when the device is done.
     answered: Option<Instant>,
 }
 
@@ -203,13 +203,13 @@ struct Entry<T> {
     attempt: u32,
     /// It becomes a suspect once it has memory for its payload.
     is_watched: bool,
-    /// When to look whether it has taken longer than its limit.
+    /// When to check whether it has exceeded its limit.
     limit_due: Option<Instant>,
-    /// When it has run alone for long enough without a caller.
+    /// When it will have run alone without a caller for too long.
     forsaken_due: Option<Instant>,
     /// `None` once abandoned.
     value: Option<T>,
-    /// Where it counts, if not here.
+    /// The room that it holds elsewhere, if it does not count here.
     room: Option<Room>,
 }
 
@@ -219,23 +219,23 @@ struct Slot<T> {
     entry: Option<Entry<T>>,
 }
 
-/// The calls of one worker, whatever processes serve them. These go by their numbers.
+/// The calls of one worker, whichever processes serve them. Processes go by their numbers.
 #[derive(Debug)]
 pub(crate) struct Calls<T> {
     capacity: usize,
-    /// How many there may be, with those that count elsewhere: processes have a word for each.
+    /// The most calls, including those that count elsewhere: processes have a word for each.
     most: usize,
-    /// Room that is kept for calls that have not come yet.
+    /// Room reserved for calls that have not come yet.
     reserved: usize,
-    /// How many have room elsewhere.
+    /// How many calls have their room elsewhere.
     guests: usize,
-    /// What those had that ended: to be dropped once no lock is held.
+    /// The rooms of such calls that ended: to be dropped once no lock is held.
     freed: Vec<Room>,
     slots: Vec<Slot<T>>,
     unused: Vec<u32>,
     /// In order. Those that ended meanwhile are skipped.
     queued: VecDeque<CallId>,
-    /// Those of the queue that wait for memory, in order: they hold up one another, and nobody who has what he needs.
+    /// Queued calls that wait for memory, in order: they hold up one another, but no call that has its memory.
     roomless: VecDeque<CallId>,
     suspects: VecDeque<CallId>,
     processes: BTreeMap<u32, Has>,
@@ -266,7 +266,7 @@ impl<T> Calls<T> {
         self.slots.len() - self.unused.len()
     }
 
-    /// How many processes have.
+    /// How many calls are in processes.
     pub(crate) fn running(&self) -> usize {
         self.processes.values().map(|has| has.running).sum()
     }
@@ -286,39 +286,39 @@ impl<T> Calls<T> {
         self.capacity
     }
 
-    /// How much room is taken: by calls, and for those that have not come yet.
+    /// How much room is taken, by calls and by reservations.
     pub(crate) fn taken(&self) -> usize {
         self.len() - self.guests + self.reserved
     }
 
-    /// Whether there is no room for another one.
+    /// Whether there is no room for another call.
     pub(crate) fn is_full(&self) -> bool {
         self.taken() >= self.capacity
     }
 
-    /// Keeps the room of one that ended just now, and comes again.
+    /// Keeps the room of a call that has just ended and will be sent again.
     pub(crate) fn keep_room(&mut self) {
         self.reserved += 1;
     }
 
-    /// Rooms elsewhere of calls that ended.
+    /// Takes the rooms that ended calls held elsewhere.
     pub(crate) fn take_freed(&mut self) -> Vec<Room> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Keeps room for one, if there is some.
+    /// Reserves room for one call, if there is any.
     pub(crate) fn reserve(&mut self) -> bool {
         let has_room = !self.is_full();
         self.reserved += usize::from(has_room);
         has_room
     }
 
-    /// Room that was kept is free.
+    /// Releases reserved room.
     pub(crate) fn give_back_room(&mut self) {
         self.reserved = self.reserved.saturating_sub(1);
     }
 
-    /// Enters a call, which runs alone if it is `watched`, and counts where it has room, if it has; returns its value if there is none for it.
+    /// Enters a call, which runs alone if `watched`, and counts where it already has room, if anywhere; returns its value if there is no room for it.
     pub(crate) fn insert(
         &mut self,
         value: T,
@@ -352,7 +352,7 @@ impl<T> Calls<T> {
         } else {
             self.queued.push_back(id)
         }
-        // Callers that come and give up while no process takes calls.
+        // Callers may come and give up while no process takes calls.
         for (queue, wanted) in [
             (&mut self.queued, Place::Queued),
             (&mut self.roomless, Place::Queued),
@@ -390,12 +390,12 @@ impl<T> Calls<T> {
         roomless.or(self.queued.front()).copied()
     }
 
-    /// Whether the one that `next` named runs alone.
+    /// Whether the call that `next` returned runs alone.
     pub(crate) fn runs_alone(&self, id: CallId) -> bool {
         place(&self.slots, id) == Some(Place::Suspect)
     }
 
-    /// There is no memory for the one that `next` named: it lets others pass.
+    /// There is no memory for the call that `next` returned: it lets others pass.
     pub(crate) fn wait_for_room(&mut self, id: CallId) {
         if self.roomless.front() != Some(&id) {
             self.queued.pop_front();
@@ -403,14 +403,14 @@ impl<T> Calls<T> {
         }
     }
 
-    /// It is to run alone, and waits for memory first, beside others: one that runs alone waits for nobody.
+    /// The call is to run alone, and first waits for memory beside others: a call that runs alone waits for no other.
     pub(crate) fn watch(&mut self, id: CallId) {
         if let Some(entry) = self.entry(id) {
             entry.is_watched = true;
         }
     }
 
-    /// There is memory for the one that `next` named: whether that makes it a suspect, which `next` names again in its turn.
+    /// There is memory for the call that `next` returned. Returns whether that makes it a suspect, which `next` returns again in its turn.
     pub(crate) fn becomes_suspect(&mut self, id: CallId) -> bool {
         let Some(entry) = self.entry(id).filter(|entry| entry.is_watched) else { return false };
         (entry.place, entry.is_watched) = (Place::Suspect, false);
@@ -419,7 +419,7 @@ impl<T> Calls<T> {
         true
     }
 
-    /// The one that `next` named is not queued any more.
+    /// Removes the call that `next` returned from its queue.
     fn leave_queue(&mut self, id: CallId) {
         match self.roomless.front() == Some(&id) {
             true => drop(self.roomless.pop_front()),
@@ -442,7 +442,7 @@ impl<T> Calls<T> {
         self.entry(id).map_or(0, |entry| entry.attempt)
     }
 
-    /// Under which it is blamed.
+    /// The keys under which it is blamed.
     pub(crate) fn keys(&mut self, id: CallId) -> Keys {
         self.entry(id).map(|entry| entry.terms.keys).unwrap_or_default()
     }
@@ -452,12 +452,12 @@ impl<T> Calls<T> {
         self.entry(id).is_some_and(|entry| entry.attempt < entry.terms.attempts)
     }
 
-    /// What was entered, while its caller waits.
+    /// The value that was entered, while the caller waits.
     pub(crate) fn value(&mut self, id: CallId) -> Option<&mut T> {
         self.entry(id)?.value.as_mut()
     }
 
-    /// The process has it: the one that `next` named.
+    /// The process has the call that `next` returned.
     pub(crate) fn sent(&mut self, id: CallId, process: u32, now: Instant) {
         let Some(entry) = self.entry(id) else { return };
         let was = std::mem::replace(&mut entry.place, Place::Sent(now, process));
@@ -509,14 +509,14 @@ impl<T> Calls<T> {
         }
     }
 
-    /// The process is gone, and with it what it had. `begun` says which of its calls it was at.
+    /// The process is gone, with all its calls. `begun` says which of them had begun.
     pub(crate) fn died(
         &mut self,
         process: u32,
         culprit: Culprit,
         begun: impl Fn(CallId) -> bool,
     ) -> Died<T> {
-        // A process that corrupted its memory may have corrupted what says where it was: then whatever it had counts.
+        // A process that corrupted its memory may have corrupted the record of what had begun: then every call it had counts.
         let ran = |id| culprit != Culprit::Begun || begun(id);
         let ids: Vec<_> = self.ids().collect();
         let is_its = |id: &CallId| {
@@ -533,7 +533,7 @@ impl<T> Calls<T> {
                 _ => continue,
             };
             let is_unclear = matches!(culprit, Culprit::Unclear | Culprit::Killed);
-            // Nothing of another call can be why: those that run alone begin when the device is done.
+            // Nothing that another call left can be why: calls that run alone begin when the device is done.
             let was_settled = || has.answered.is_none_or(|at| at + SETTLES <= since);
             let is_alone = alone && begun(id) && (has.alone == Some(id) || was_settled());
             let guilt = match culprit {
@@ -585,7 +585,7 @@ impl<T> Calls<T> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Ends what has waited too long. `begun` says since when its process is at a call; one that is not waits on, behind others.
+    /// Ends calls that have waited too long. `begun` says since when a process is at a call; one that has not begun keeps waiting, behind others.
     pub(crate) fn expired(
         &mut self,
         now: Instant,
@@ -607,7 +607,7 @@ impl<T> Calls<T> {
                         None
                     }
                     Some(over) => Some(over),
-                    // It begins later than now.
+                    // It cannot begin before now.
                     None => Some(now + limit.max(AGAIN)),
                 };
                 let again = entry.limit_due.map(|due| (due, id));
@@ -623,7 +623,7 @@ impl<T> Calls<T> {
         expired
     }
 
-    /// Ends those that no process has.
+    /// Ends the calls that no process has.
     pub(crate) fn end_waiting(&mut self) -> Vec<T> {
         let ids: Vec<_> = self.ids().collect();
         let waits =
@@ -632,14 +632,14 @@ impl<T> Calls<T> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Ends all of them, when there will be no process any more.
+    /// Ends all calls, when no process will come.
     pub(crate) fn end_all(&mut self) -> Vec<T> {
         let ids: Vec<_> = self.ids().collect();
         self.processes.clear();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Rooms elsewhere of all calls, whatever state the rest is in.
+    /// Takes the rooms that calls hold elsewhere, whatever state the rest is in.
     pub(crate) fn take_rooms(&mut self) -> Vec<Room> {
         let rooms = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut()?.room.take());
         rooms.chain(self.freed.drain(..)).collect()

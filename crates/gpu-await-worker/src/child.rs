@@ -1,4 +1,4 @@
-//! The beginning of a worker's process, and the thread of it that does nothing else than watch.
+//! The start of a worker's process, and its thread that only watches.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +16,11 @@ use crate::service::{Service, Services};
 use crate::slab::Slab;
 use crate::system;
 
-/// How often a process says that it lives.
+/// How often a process signals that it is alive.
 const BEAT: Duration = Duration::from_millis(100);
 /// Serves what the supervisor asks for; `parent` started this process.
 pub(crate) fn run<S: Services>(parent: u32) -> ! {
-    // First of all, that this process ends with its parent.
+    // First of all, make sure that this process ends with its parent.
     let stdin = rustix::stdio::stdin();
     let front = match system::watch_parent(parent) {
         Ok(front) => front,
@@ -64,7 +64,7 @@ pub(crate) fn run<S: Services>(parent: u32) -> ! {
     }
 }
 
-/// Checks what it was given.
+/// Checks the set-up that it was given.
 fn begin(
     setup: &Setup<'_>,
     requests: OwnedFd,
@@ -88,8 +88,8 @@ fn begin(
     open().map_err(|error| (refusal(Tried::Memory, &error), String::new()))
 }
 
-/// Starts the thread that ends the process, and what it started, when its front is gone, whatever the driver does; and that says, once there
-/// is a place for it, that the process lives.
+/// Starts the thread that ends the process, and all that it started, when its front is gone, whatever the driver does. Once the cell has the
+/// slab, the thread also signals that the process is alive.
 fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> std::io::Result<Arc<OnceLock<Arc<Slab>>>> {
     let socket = socket.try_clone()?;
     let place = Arc::new(OnceLock::<Arc<Slab>>::new());
@@ -99,7 +99,7 @@ fn watch(socket: &OwnedFd, front: &'static OwnedFd) -> std::io::Result<Arc<OnceL
             if let Some(slab) = beats.get() {
                 slab.status().beat();
             }
-            // The front may be gone and its end of the socket open: a fork of it has it.
+            // The front may be gone while a fork of it still holds its end of the socket open.
             let mut fds =
                 [PollFd::new(&socket, PollFlags::RDHUP), PollFd::new(front, PollFlags::IN)];
             let limit = Timespec { tv_sec: 0, tv_nsec: BEAT.subsec_nanos().into() };

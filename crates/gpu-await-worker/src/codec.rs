@@ -1,12 +1,12 @@
 //! Values as bytes: postcard's format, within limits.
 //!
-//! Whoever decodes trusts nothing: lengths allocate no more than the message has bytes for, and values that nest deeper than
+//! Decoding trusts nothing: lengths allocate no more than the message has bytes for, and values that nest deeper than
 //! [`MOST_LEVELS`] are refused, both ways, before they overflow the stack.
 //!
 //! # Invariants
 //! 1. What was encoded decodes to the same (`values_come_back`).
 //! 2. Any bytes decode to a value or to an error: no panic leaves, and no stack overflows (`deep_values_are_refused`, `bytes_never_panic`).
-//! 3. What the format lacks is no hint for a value that refuses to be encoded (`the_hint_is_for_what_it_explains`).
+//! 3. A value that refuses to be encoded gets no hint about what the format lacks (`the_hint_is_for_what_it_explains`).
 #![forbid(unsafe_code)]
 
 mod nesting;
@@ -27,15 +27,15 @@ use nesting::Encoded;
 /// How deep a value may nest.
 pub(crate) const MOST_LEVELS: u32 = 128;
 
-/// What is most likely wrong with a type of one's own.
+/// The most likely mistake in a user's own type.
 const HINT: &str = "the format has no names of fields, so that `untagged`, `tag`, `flatten` and `skip_serializing_if` do not work in it";
 
 /// Why a value is not encoded or decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It has more levels than [`MOST_LEVELS`], or than there is stack for: more than so many.
+    /// It has more than this many levels: [`MOST_LEVELS`], or what the stack has room for.
     TooDeep(u32),
-    /// Its own code, or the format, says so.
+    /// Its own code, or the format, refuses it.
     Because(String),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Runs code of a value, which may panic, and tells why it fails: `why` says it of an error of the format's.
+/// Runs a value's code, which may panic, and says why it failed; `why` explains errors of the format.
 fn refused<T>(
     code: impl FnOnce(&Cell<Option<u32>>) -> postcard::Result<T>,
     why: impl FnOnce(postcard::Error) -> String,
@@ -67,7 +67,7 @@ pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, Refuse
     let encode =
         |over: &Cell<_>| postcard::to_extend(&Encoded::new(value, MOST_LEVELS, over), Vec::new());
     refused(encode, |error| match error {
-        // What it said is lost.
+        // Its own message is lost.
         postcard::Error::SerdeSerCustom => {
             "its `Serialize` refuses it, as that of a path does which is not UTF-8".to_owned()
         }
@@ -84,7 +84,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
         if rest.is_empty() { Ok(value) } else { Err(postcard::Error::SerdeDeCustom) }
     };
     refused(decode, |error| match error {
-        // What it said is lost; or it read less than there is.
+        // Its own message is lost; or it read less than there is.
         postcard::Error::SerdeDeCustom => {
             format!(
                 "its `Deserialize` refuses what its `Serialize` wrote; if it is derived: {HINT}"
@@ -94,12 +94,12 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
     })
 }
 
-/// Decodes a header of this crate's, in front of what it describes.
+/// Decodes one of this crate's headers; also returns what follows it.
 pub(crate) fn header<'m, T: Deserialize<'m>>(message: &'m [u8]) -> Option<(T, &'m [u8])> {
     postcard::take_from_bytes(message).ok()
 }
 
-/// What a panic says, which goes on.
+/// The message of a panic that is resumed.
 pub(crate) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => (*text).to_owned(),
@@ -108,7 +108,7 @@ pub(crate) fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     }
 }
 
-/// What a panic says, which ends here.
+/// The message of a panic that ends here.
 pub(crate) fn panic_text(panic: Box<dyn std::any::Any + Send>) -> String {
     let text = text_of(&*panic);
     // A payload may panic when it is dropped.
@@ -118,13 +118,13 @@ pub(crate) fn panic_text(panic: Box<dyn std::any::Any + Send>) -> String {
     text
 }
 
-/// The beginning of a text, of at most so many bytes.
+/// The start of a text, at most `most` bytes.
 pub(crate) fn cut(text: &str, most: usize) -> &[u8] {
     let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text.as_bytes()[..end.unwrap_or(0)]
 }
 
-/// Bytes to decode, which tell how many they are: no length allocates more.
+/// Bytes to decode, which know their number: no length allocates more.
 struct Bounded<'m>(&'m [u8]);
 
 impl<'m> Bounded<'m> {

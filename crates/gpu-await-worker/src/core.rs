@@ -1,4 +1,4 @@
-//! What is behind a worker's lock: its calls, its life, its process, and what each event does to them.
+//! The state behind a worker's lock: its calls, its life, its process, and what each event does to them.
 //!
 //! More than 500 lines: the parts that stand alone are the modules below.
 //!
@@ -47,11 +47,11 @@ use crate::ticket::{Outcome, Ticket, Until, Waiter};
 #[derive(Debug, Default)]
 struct Seat {
     process: Option<Process>,
-    /// The number of one that is being started.
+    /// The number of the process that is being started.
     starting: Option<u32>,
 }
 
-/// One for each role.
+/// One seat for each role.
 #[derive(Debug, Default)]
 struct Seats([Seat; 2]);
 
@@ -79,7 +79,7 @@ impl Seats {
         self.processes().find(|process| process.incarnation == incarnation)
     }
 
-    /// In which role the process with this number is.
+    /// The role of the process with this number.
     fn role(&self, incarnation: u32) -> Option<Role> {
         let is_it = |role: &Role| {
             self[*role].process.as_ref().is_some_and(|process| process.incarnation == incarnation)
@@ -92,43 +92,43 @@ impl Seats {
 #[derive(Debug)]
 pub(crate) struct Core {
     calls: Calls<Ticket>,
-    /// One for all workers of a group.
+    /// Shared by all workers of a group.
     blamed: Arc<Mutex<Blamed>>,
     life: Life,
     probe: Probe,
     limits: Limits,
     seats: Seats,
-    /// Of the slab of requests.
+    /// Leases of the slab of requests.
     leases: Leases,
-    /// How many starts have not come to their end, wanted or not.
+    /// How many starts are under way, wanted or not.
     starts_under_way: u32,
-    /// Killed, and not reaped for too long.
+    /// Killed processes that have taken too long to be reaped.
     stuck: Vec<Process>,
-    /// Those that nobody wanted any more when they had started: killed.
+    /// Killed processes that nobody wanted any more by the time they had started.
     unwanted: Vec<Process>,
     incarnations: u32,
     has_served: bool,
-    /// Why there will be no process any more.
+    /// Why there will be no more processes.
     ended: Option<Error>,
     serving: Vec<Waiter>,
     room: Vec<Waiter>,
     end: Vec<Waiter>,
-    /// Who waits for room for a call, in order.
+    /// Callers that wait for room for a call, in order.
     places: VecDeque<Place>,
-    /// Who waits until the process with that number was replaced.
+    /// Callers that wait for the process with that number to be replaced.
     replacing: Vec<(u32, Waiter)>,
-    /// Of the process that died last.
+    /// The log of the process that died last.
     last_log: Arc<str>,
-    /// Its end.
+    /// The end of that log.
     last_lines: Arc<str>,
-    /// Which one that was, and why.
+    /// The number of that process, and why it died.
     last_death: Option<(u32, String)>,
     last_cause: Option<Cause>,
-    /// Why the system refused the start that was tried last: no death.
+    /// Why the system refused the last start that was tried: not a death.
     refusal: Option<Cause>,
-    /// Why a process died last, whichever it was for.
+    /// Why a process last died, whatever its role.
     died_of: Option<Cause>,
-    /// Why no standby was started any more, the last time that this was so.
+    /// Why standbys were last given up.
     no_standby: Option<Cause>,
     /// The last few.
     causes: VecDeque<Cause>,
@@ -136,7 +136,7 @@ pub(crate) struct Core {
     next_look: Instant,
     stats: Stats,
     health_since: (Health, Instant),
-    /// A timeline that is on its way.
+    /// A timeline that is being fetched.
     fetch: Option<Fetch>,
     reaped: Option<(Instant, Instant)>,
 }
@@ -183,7 +183,7 @@ impl Core {
         }
     }
 
-    /// What was under the lock is half done, because of a panic: ends all calls, and kills the process. Trusts nothing but lists of them.
+    /// A panic left the state half updated: ends all calls and kills the processes. Trusts nothing but the lists of them.
     pub(crate) fn give_up(&mut self, spec: &Spec, why: &str, after: &mut After) {
         if self.ended.is_some() && self.seats.processes().next().is_none() {
             return;
@@ -219,7 +219,7 @@ impl Core {
         after.wake = true;
     }
 
-    /// Why a call or a waiter ended without a word: a panic had it in its hands.
+    /// Why a call or a waiter ended without a result: a panic dropped it.
     pub(crate) fn why_forgotten(&self) -> Error {
         let cause = || Cause::Supervisor("it was forgotten".to_owned());
         self.ended.clone().unwrap_or_else(|| self.given_up(cause()))
@@ -266,7 +266,7 @@ impl Core {
         if let Some(error) = ended.or_else(|| self.refused(terms.keys, now)) {
             return Err(Box::new((error, ticket)));
         }
-        // Where it has room there is some. Else it counts here if it can, and where it had room if it cannot.
+        // If its room is here, that is used. Otherwise it counts here if it can, and else where its room is.
         if ticket.room.as_ref().is_some_and(|room| room.take_at(&spec.lender)) {
             ticket.room = None;
             self.calls.give_back_room();
@@ -293,11 +293,11 @@ impl Core {
         Ok(id)
     }
 
-    /// Keeps room for a call, now or once there is some.
+    /// Reserves room for a call, at once or as soon as there is some.
     #[cfg(feature = "tower")]
     pub(crate) fn reserve(&mut self, place: Place) {
         self.places.push_back(place);
-        // Those that gave up behind one that did not; not each time.
+        // Waiters that gave up behind one that did not; not on every call.
         if self.places.len().is_power_of_two() {
             self.places.retain(|place| !place.is_canceled());
         }
@@ -307,7 +307,7 @@ impl Core {
         self.calls.give_back_room();
     }
 
-    /// Calls that go back to their group keep their places, before anybody else has these.
+    /// Calls that go back to their group keep their room before anybody else gets it.
     pub(crate) fn keep_rooms(&mut self, spec: &Spec, after: &mut After) {
         after.rooms.extend(self.calls.take_freed());
         for (ticket, outcome) in &mut after.ended {
@@ -319,7 +319,7 @@ impl Core {
         }
     }
 
-    /// Hands room to those that wait for it, after whatever happened.
+    /// Hands room to waiters, after any event.
     pub(crate) fn hand_out_room(&mut self, spec: &Spec, after: &mut After) {
         if self.places.is_empty() {
             return;
@@ -336,14 +336,14 @@ impl Core {
             };
             match place.give(room) {
                 Ok(given) => after.given.push(given),
-                // It went just now.
+                // The waiter has just gone.
                 Err(Ok(room)) if room.take_at(&spec.lender) => self.calls.give_back_room(),
                 Err(_) => {}
             }
         }
     }
 
-    /// Why a call is refused for what was sent before.
+    /// Why a call is refused because of earlier ones.
     fn refused(&mut self, keys: Keys, now: Instant) -> Option<Error> {
         let (what, until) = self.blamed.lock().refuses(keys, now)?;
         self.stats.refused += 1;
@@ -373,7 +373,7 @@ impl Core {
     pub(crate) fn abandon(&mut self, spec: &Spec, id: CallId, after: &mut After) {
         let now = Instant::now();
         after.dropped.extend(self.calls.abandon(id, now));
-        // It may have been a suspect that others waited for, or one that is not waited for without end.
+        // Others may have waited for this suspect; or it runs alone, and has only a grace period left.
         self.pump(spec, now, after);
         after.wake |= self.calls.next_due().is_some_and(|due| due < self.next_look);
     }
@@ -392,7 +392,7 @@ impl Core {
     pub(crate) fn close(&mut self, spec: &Spec, until: Instant, after: &mut After) {
         let now = Instant::now();
         self.probe.stop();
-        // One that was given up could begin anew, beside whoever waits for its end.
+        // A worker that was given up could begin anew while callers wait for its end.
         if matches!(self.ended, Some(Error::GivenUp { .. })) {
             processes::tell_end(spec, &Error::Closed, after);
             self.ended = Some(Error::Closed);
@@ -418,7 +418,7 @@ impl Core {
         after.wake = true;
     }
 
-    /// What its group sees of it.
+    /// The state that its group sees.
     pub(crate) fn seen(&self) -> Seen {
         let main = self.seats[Role::Main].process.as_ref();
         let ready = match self.life.is_serving() {
@@ -443,7 +443,7 @@ impl Core {
         }
     }
 
-    /// Notes since when it is as it is, after whatever happened.
+    /// Notes the health, and since when, after any event.
     pub(crate) fn note_health(&mut self) {
         let health = self.health_now();
         if self.health_since.0 != health {
@@ -525,7 +525,7 @@ impl Core {
 
     /// Sends what can be sent.
     fn pump(&mut self, spec: &Spec, now: Instant, after: &mut After) {
-        // Suspects wait for a standby, and hold up nobody meanwhile. One that waits for memory takes none, nor does one that is stopped.
+        // Suspects wait for a standby, and hold up nobody meanwhile. A standby that waits for memory, or is stopped, takes none.
         let standby = self.seats[Role::Standby].process.as_ref();
         let waits = standby.is_some_and(|it| !it.asked_mut.is_empty() || it.is_stopped);
         let expects = self.life.expects_standby() && !waits;
@@ -538,7 +538,7 @@ impl Core {
         let Some(process) = &mut self.seats[role].process else { return };
         let is_clear = process.send_control();
         let serves = matches!(self.life.phase(role), Phase::Serving(_));
-        // It is to take over as soon as it has no suspect.
+        // A replacement is to take over as soon as it has no suspect.
         let serves = serves && (role == Role::Main || !self.life.is_wanted());
         let is_stopped = role == Role::Standby && process.is_stopped;
         let waits = is_stopped || !process.asked_mut.is_empty();
@@ -562,7 +562,7 @@ impl Core {
             let Some(ticket) = self.calls.value(id) else { return };
             let payload = match place(spec, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
-                // Until something is returned: perhaps by a call behind it, which has its memory.
+                // Until memory is returned: perhaps by a call behind it that has its own.
                 Err(NoRoom) => {
                     room = false;
                     self.calls.wait_for_room(id);
@@ -586,7 +586,7 @@ impl Core {
                     self.stats.retries += u64::from(self.calls.attempt(id) > 1);
                     if let Some((lease, _)) = payload {
                         self.leases.send(lease, to);
-                        // Else it has to be there for the next process, whatever this one says.
+                        // Otherwise the payload must stay for the next process, whatever this one says.
                         if !self.calls.may_run_again(id) {
                             self.leases.give_back(lease);
                         }
@@ -601,7 +601,7 @@ impl Core {
                         after.end(ticket, Outcome::Failed(error));
                     }
                 }
-                // Its death is seen by its handle.
+                // Its handle will show its death.
                 Sent::Gone => return,
             }
         }
@@ -611,7 +611,7 @@ impl Core {
 /// The slab is full.
 struct NoRoom;
 
-/// Sees to it that a call's payload lies in the slab, if it may take room there.
+/// Puts a call's payload into the slab, if it may take room there.
 fn place(
     spec: &Spec,
     leases: &mut Leases,

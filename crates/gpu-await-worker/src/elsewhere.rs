@@ -1,4 +1,4 @@
-//! What there is where there is no Linux: a program compiles, and `spawn` is an error.
+//! Stand-ins for platforms other than Linux: a program compiles, and `spawn` is an error.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use gpu_await::Device;
 use crate::error::{Error, Result};
 use crate::service::{Service, Services};
 
-/// What a [`Service`] has of its process. On this platform there is none.
+/// A [`Service`]'s view of its process. There is none on this platform.
 #[derive(Debug)]
 pub struct Host(Infallible);
 
@@ -21,19 +21,19 @@ impl Host {
     }
 }
 
-/// The payloads of a call. On this platform there is none.
+/// The payloads of a call. There are none on this platform.
 #[derive(Debug)]
 pub struct Payloads(Infallible);
 
 /// Does nothing on this platform, where `spawn` is an error.
 pub fn init<S: Services>() {}
 
-/// A [`Service`] in a process of its own. On this platform there is none.
+/// A [`Service`] in a process of its own. There is none on this platform.
 #[derive(Debug)]
 pub struct Worker<S: Service>(Infallible, PhantomData<fn() -> S>);
 
 impl<S: Service> Worker<S> {
-    /// Begins with this configuration.
+    /// Starts a builder with this configuration.
     pub fn builder(config: S::Config) -> WorkerBuilder<S> {
         drop(config);
         WorkerBuilder(PhantomData)

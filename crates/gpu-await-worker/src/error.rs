@@ -1,6 +1,6 @@
 //! What can go wrong, as plain data.
 //!
-//! More than 500 lines: one table, and most are what its rows mean.
+//! More than 500 lines: one table, mostly the docs of its rows.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,9 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a worker or a call failed: cheap to clone, `Send + Sync`.
 ///
-/// Its text may go to clients: it says what happened and what to do, and nothing that a process wrote, where paths and secrets may be. That is in
-/// the fields, in [`source`](std::error::Error::source) and in [`log`](Self::log), and their `Debug` shows it. `Service` and `Panicked` are the
-/// words of the service itself, `Encode` those of its types.
+/// Its text may go to clients: it says what happened and what to do, and quotes nothing that a process wrote, which may contain paths and
+/// secrets. That is in the fields, in [`source`](std::error::Error::source) and in [`log`](Self::log), and `Debug` shows it. `Service` and
+/// `Panicked` carry the service's own words, `Encode` those of its types.
 ///
 /// | variant | what the caller can do |
 /// |---|---|
@@ -69,22 +69,22 @@ pub enum Error {
         /// The least or the most that is possible.
         limit: u64,
     },
-    /// Two options of the builder, of which one makes the other useless. Nothing was started.
+    /// One option of the builder makes another one useless. Nothing was started.
     #[error("`{option}` with `{by}`: {why}")]
     Excluded {
-        /// The one that would do nothing.
+        /// The option that would do nothing.
         option: &'static str,
-        /// Because of which.
+        /// The option that makes it useless.
         by: &'static str,
-        /// How.
+        /// Why.
         why: &'static str,
     },
     /// There is no such GPU, or the parent's `CUDA_VISIBLE_DEVICES` hides it.
     #[error("no GPU {wanted}: there are {found:?}")]
     NoGpu {
-        /// As it was asked for.
+        /// The GPU that was asked for.
         wanted: String,
-        /// Those that there are.
+        /// The GPUs that there are.
         found: Vec<String>,
     },
     /// The operating system refused a call.
@@ -92,20 +92,20 @@ pub enum Error {
     System {
         /// The call.
         call: &'static str,
-        /// What it said.
+        /// The system's error.
         error: String,
     },
-    /// Everything that may be under way is: the call was not made.
+    /// The limit of what may be under way is reached: the call was not made.
     #[error("{found} {what} are under way, and the limit is {limit}")]
     Overloaded {
-        /// Calls, with the reservations that callers hold, bytes of leases, or bytes of payloads that there is no room for.
+        /// Calls, including reservations that callers hold; bytes of leases; or bytes of payloads without room.
         what: &'static str,
-        /// How many; of bytes without room, with those that were refused.
+        /// How many; bytes of payloads without room include those that were refused.
         found: u64,
         /// The limit.
         limit: u64,
     },
-    /// What was sent before killed processes: the call is not sent, or not again. See [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
+    /// Earlier calls like it killed processes: the call is not sent, or not again. See [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
     #[error("the {what} killed processes, and is refused for another {} s", left(*until))]
     Refused {
         /// The request, or the client.
@@ -119,14 +119,14 @@ pub enum Error {
         "no room for a payload of {bytes} bytes: the program holds payloads of {held} bytes, and there are {limit}: drop some, or give the worker more (`payload_bytes`)"
     )]
     PayloadsHeld {
-        /// Of the payload.
+        /// The size of the payload.
         bytes: u64,
-        /// What the program holds.
+        /// How many bytes the program holds.
         held: u64,
-        /// What there is for payloads of responses.
+        /// How many bytes there are for payloads of responses.
         limit: u64,
     },
-    /// A message or payload that no process will take.
+    /// A message or payload that is too large for any process.
     #[error("{bytes} bytes of {what}, and the limit is {limit}")]
     TooLarge {
         /// A request, a response, a payload.
@@ -136,7 +136,7 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
-    /// A value that nests deeper than is encoded and decoded. Each option, newtype, list, map, struct and variant with contents is a level.
+    /// A value that nests too deep to be encoded or decoded. Each option, newtype, list, map, struct and variant with contents is a level.
     #[error("the {what} nests deeper than {limit} levels")]
     TooDeep {
         /// A request, a response, a configuration.
@@ -152,7 +152,7 @@ pub enum Error {
         /// Why.
         error: String,
     },
-    /// What came cannot be decoded.
+    /// The message that arrived cannot be decoded.
     #[error("the {what} cannot be decoded: {error}")]
     Decode {
         /// A request, a response.
@@ -163,7 +163,7 @@ pub enum Error {
     /// The service returned this failure.
     #[error("{0}")]
     Service(String),
-    /// The service panicked in this call, or what it dropped did. Its process goes on.
+    /// The service panicked in this call, or in dropping something. Its process goes on.
     #[error("the service panicked: {0}")]
     Panicked(String),
     /// The process died while it had the call.
@@ -172,25 +172,25 @@ pub enum Error {
     /// The deadline of the call passed. If a process has the call it goes on with it.
     #[error("the call's deadline passed")]
     Deadline,
-    /// Processes died early too often, or the first one did not serve: there will be no other one, unless
-    /// [`Worker::revive`](crate::Worker::revive) has the worker begin anew, or, in a [`Group`](crate::Group), a probe does.
+    /// Processes died early too often, or the first one did not serve: no more are started, unless
+    /// [`Worker::revive`](crate::Worker::revive) or, in a [`Group`](crate::Group), a probe has the worker begin anew.
     #[error(
         "given up{}{}",
         deaths(*early_deaths, cause, causes),
         what_to_do(cause, log)
     )]
     GivenUp {
-        /// How many there were; none if the system did not even start the first process.
+        /// How many of them there were; none if the system did not even start the first process.
         early_deaths: u32,
-        /// Of the last one.
+        /// Why the last one died.
         #[source]
         cause: Cause,
-        /// Of the last ones, up to 16, in their order.
+        /// Why the last ones died, up to 16, in order.
         causes: Arc<[Cause]>,
         /// The end of what the last process wrote, of [`log_bytes`](crate::WorkerBuilder::log_bytes) at most.
         log: Arc<str>,
     },
-    /// No other process could be started in the place of the one that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
+    /// No replacement could be started for the process that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
     #[error("the worker's process is not replaced, and serves on: {}", cause.brief())]
     NotReplaced {
         /// Why the last one that was tried died, or was not started.
@@ -207,10 +207,10 @@ pub enum Error {
 #[non_exhaustive]
 pub enum Guilt {
     /// It ran alone, and its process died by itself, or was killed because the call took longer than its limit. Nothing that another call left
-    /// behind can be why: for 1 s before it was sent, and since, no other call was answered there; or it was to run alone, and then it begins when
-    /// the device is done with what others left, and is answered when the device is done with what it leaves, or after 1 s each.
+    /// behind can be the cause: for 1 s before it was sent, and since, no other call was answered there; or it was to run alone, and so begins when
+    /// the device is done with what others left and is answered when the device is done with what it leaves, waiting at most 1 s each.
     ///
-    /// Out of reach: what another call left on the host, such as a task, beside one that was to run alone; and what takes longer than 1 s.
+    /// Not ruled out for a call that was to run alone: what another call left on the host, such as a task, and what takes longer than 1 s.
     Alone,
     /// It was one of several that ran. After a limit ([`within`](crate::Call::within), [`executor_limit`](crate::WorkerBuilder::executor_limit))
     /// these are all calls that had begun: one that is over its limit may only have waited, on a stream or for the executor, for another one
@@ -238,7 +238,7 @@ pub struct WorkerLost {
     pub guilt: Guilt,
     /// How often the call was sent.
     pub attempt: u32,
-    /// Whether it might be sent more than once: [`Call::idempotent`](crate::Call::idempotent).
+    /// Whether it could be sent more than once: [`Call::idempotent`](crate::Call::idempotent).
     pub idempotent: bool,
     /// The last lines that the process wrote, up to 1 KiB.
     pub log: Arc<str>,
@@ -296,7 +296,7 @@ pub enum Cause {
     /// It ended by itself, with this code.
     #[error("it exited with {0}")]
     Exited(i32),
-    /// It ended by this signal: 6 is an abort, 11 a stray pointer, 9 somebody's kill.
+    /// A signal ended it: 6 is an abort, 11 a stray pointer, 9 a kill from outside.
     #[error("signal {0}")]
     Signal(i32),
     /// The kernel killed it for lack of memory, as its control group of version 2 says; in one of version 1 that is `Signal(9)`.
@@ -312,19 +312,19 @@ pub enum Cause {
     /// Nothing polled its executor for longer than the limit: a call of the driver, or code of the service, does not return.
     #[error("its executor was not polled for {0:?}")]
     Hung(Duration),
-    /// No thread of it ran, though it was not stopped.
+    /// None of its threads ran, though it was not stopped.
     #[error("no thread of it ran for 5 s")]
     Dead,
-    /// It was a standby or a replacement, and was stopped, or no thread of it ran, when it was to take the calls, or had one that ran alone: it
+    /// A standby or replacement was stopped, or none of its threads ran, when it was to take the calls, or while it had one that ran alone: it
     /// was killed, and another process started.
     #[error("it was stopped when it was to take the calls, or had one")]
     Stopped,
-    /// It had more memory than its limit.
+    /// It used more memory than its limit.
     #[error("{resident} bytes resident, and the limit is {limit}")]
     MemoryLimit {
-        /// What it had.
+        /// Its resident bytes.
         resident: u64,
-        /// What it may have.
+        /// The limit.
         limit: u64,
     },
     /// It did not say hello in time: perhaps its `main` does not call [`init`](crate::init) first.
@@ -349,8 +349,8 @@ pub enum Cause {
     /// It did not end in time.
     #[error("it did not end in time")]
     NoEnd,
-    /// It sent what this version of the crate does not send, or not then: the service, or something that it started, writes to a socket that is
-    /// not its own, or to memory.
+    /// It sent something that this version of the crate does not send, or not at that point: the service, or something that it started, writes to
+    /// a socket or to memory that is not its own.
     #[error("it broke the protocol: {0}")]
     Protocol(&'static str),
     /// It is not the program that started it, or does not know the service.
@@ -368,13 +368,13 @@ pub enum Cause {
     /// The code that looks after workers panicked. The process was killed; other workers go on.
     #[error("the supervisor panicked, which is a bug of this crate: {0}")]
     Supervisor(String),
-    /// Somebody else waited for it: how it ended is not known.
+    /// Somebody else waited for the process: how it ended is not known.
     #[error("unknown: somebody else waited for it")]
     Unknown,
 }
 
 impl Cause {
-    /// Without what the process, or the system, said: for whoever may not see that.
+    /// Leaves out what the process or the system said, for readers who may not see that.
     pub(crate) fn brief(&self) -> String {
         let brief = match self {
             Cause::Fault(_) => "its device faulted",
@@ -404,7 +404,7 @@ impl Cause {
     }
 }
 
-/// After what a worker is given up.
+/// The deaths after which a worker is given up.
 fn deaths(early_deaths: u32, cause: &Cause, causes: &[Cause]) -> String {
     match early_deaths {
         0 => format!(": {}", cause.brief()),
@@ -416,14 +416,14 @@ fn deaths(early_deaths: u32, cause: &Cause, causes: &[Cause]) -> String {
     }
 }
 
-/// What there is to read, and whether there is a way on.
+/// What there is to read, and what can be done.
 fn what_to_do(cause: &Cause, log: &str) -> String {
     let log = if log.is_empty() {
         ""
     } else {
         "; `Error::log` has the end of what the last process wrote"
     };
-    // What was under its lock is lost.
+    // The state under its lock is lost.
     let revive = match cause {
         Cause::Supervisor(_) => "",
         _ => "; `Worker::revive` begins anew",
@@ -431,7 +431,7 @@ fn what_to_do(cause: &Cause, log: &str) -> String {
     format!("{log}{revive}")
 }
 
-/// What came before the last cause.
+/// The causes before the last one.
 fn before(causes: &[Cause]) -> String {
     let Some((_, before)) = causes.split_last().filter(|(_, before)| !before.is_empty()) else {
         return String::new();
@@ -441,7 +441,7 @@ fn before(causes: &[Cause]) -> String {
 }
 
 impl Error {
-    /// The end of what the process wrote that died, where there is one: for the operator, and not for clients.
+    /// The end of what the dead process wrote, if there is any: for the operator, not for clients.
     pub fn log(&self) -> Option<&str> {
         match self {
             Error::Lost(WorkerLost { log, .. }) | Error::GivenUp { log, .. } => Some(log),
@@ -452,12 +452,12 @@ impl Error {
 
 #[cfg(target_os = "linux")]
 impl Cause {
-    /// Whether somebody killed the process, or waited for its end: that says nothing about what was running.
+    /// Whether the process was killed or reaped from outside, which says nothing about what was running.
     pub(crate) fn is_kill(&self) -> bool {
         matches!(self, Cause::Signal(1 | 2 | 9 | 15) | Cause::Dead | Cause::Unknown)
     }
 
-    /// Whether the system refused what a start needs: no death.
+    /// Whether the system refused a start, which is not a death.
     pub(crate) fn is_refused_start(&self) -> bool {
         matches!(self, Cause::NotStarted(_))
     }
@@ -465,7 +465,7 @@ impl Cause {
 
 #[cfg(target_os = "linux")]
 impl Error {
-    /// All of it, for the operator.
+    /// The full text, for the operator.
     pub(crate) fn report(&self) -> String {
         let source = std::error::Error::source(self).map(|it| format!(": {it}"));
         let log = self.log().filter(|log| !log.is_empty());
@@ -525,7 +525,7 @@ mod tests {
         ] {
             assert_eq!(error.to_string(), format!("given up{expected}{log}{begins_anew}"));
         }
-        // That one cannot begin anew.
+        // Such a worker cannot begin anew.
         let text = given_up(0, &[Cause::Supervisor("a bug".to_owned())], "").to_string();
         assert!(!text.contains("revive"), "{text}");
         let until = Instant::now() + Duration::from_millis(47_564);
@@ -540,7 +540,7 @@ mod tests {
             lost(Cause::Signal(9)).to_string(),
             "the worker's process died (signal 9) in attempt 1 of the call (Suspect): it may be the reason: `Call::idempotent` has it sent again, alone"
         );
-        // What a process said, or the system, is for the operator.
+        // What a process or the system said is for the operator.
         let said = || "/home/me".to_owned();
         for cause in [
             Cause::Fault(said()),

@@ -8,8 +8,8 @@ use gpu_await::{ErrorDetail, ErrorKind};
 
 /// Why a service could not do something. Made from any error by `?`.
 ///
-/// An error of `gpu_await` among its sources says what kind it is: that a device was lost ends the process. An error that shows another's text and
-/// sources as its own (`#[error(transparent)]`) hides which one that is; `#[source]` or `#[from]` with a text of its own does not.
+/// A `gpu_await` error among its sources decides its kind: a lost device ends the process. An error that shows another's text and sources as
+/// its own (`#[error(transparent)]`) hides that error; `#[source]` or `#[from]` with a text of its own does not.
 ///
 /// # Examples
 /// ```
@@ -23,19 +23,19 @@ use gpu_await::{ErrorDetail, ErrorKind};
 pub struct Failure {
     text: String,
     kind: Option<ErrorKind>,
-    /// The bytes that there was no room for, those that the front holds, and those that there are.
+    /// The bytes that found no room, the bytes that the front holds, and the bytes that there are.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no payloads"))]
     held: Option<(u64, u64, u64)>,
     /// The process is ending: its device refuses work.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "there are no processes"))]
     is_ending: bool,
-    /// The system refused a thread, a descriptor or memory, with this number: there may be more soon.
+    /// The errno with which the system refused a thread, a descriptor or memory: there may be more soon.
     #[cfg(target_os = "linux")]
     refused: Option<i32>,
 }
 
 impl Failure {
-    /// With this text.
+    /// Makes a failure with this text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Failure {
@@ -57,25 +57,25 @@ impl Failure {
         Failure { held: Some((bytes, held, limit)), ..Failure::new(text) }
     }
 
-    /// Whether the process is ending, and so is what it was asked to do.
+    /// Whether it failed because the process is ending.
     #[cfg(target_os = "linux")]
     pub(crate) fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// The number with which the system refused something that there may be more of soon.
+    /// The errno with which the system refused something that there may be more of soon.
     #[cfg(target_os = "linux")]
     pub(crate) fn refused(&self) -> Option<i32> {
         self.refused
     }
 
-    /// What it was made of by [`of_held`](Self::of_held).
+    /// The figures given to [`of_held`](Self::of_held).
     #[cfg(target_os = "linux")]
     pub(crate) fn held(&self) -> Option<(u64, u64, u64)> {
         self.held
     }
 
-    /// What an error of `gpu-await` says that can be done; `None` of other errors.
+    /// The kind of the `gpu-await` error behind it, which says what can be done; `None` for other errors.
     #[must_use]
     pub fn kind(&self) -> Option<ErrorKind> {
         self.kind
@@ -96,7 +96,7 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
                 let lost = error.is_device_lost().then_some(ErrorKind::DeviceLost);
                 kind = kind.or(lost).or(Some(error.kind()));
                 is_ending |= matches!(error.detail(), ErrorDetail::ProcessEnding { .. });
-                // The line that met it is the next best, and the error's own text may have that.
+                // The caller's line is the next best, and the error's own text may contain it.
                 let at = error.at().unwrap_or(Location::caller()).to_string();
                 if !text.contains(&at) {
                     text = format!("{text} (at {at})");
@@ -119,7 +119,7 @@ impl<E: std::error::Error + 'static> From<E> for Failure {
     }
 }
 
-/// With which number the system refused a thread, a descriptor or memory, if that is what the error says.
+/// The errno with which the system refused a thread, a descriptor or memory, if the error says so.
 #[cfg(target_os = "linux")]
 fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     const MORE_SOON: [i32; 4] = [libc::EAGAIN, libc::EMFILE, libc::ENFILE, libc::ENOMEM];

@@ -1,6 +1,6 @@
-//! Messages between the supervisor and a process (pure): a header in postcard's format, and behind it what it describes.
+//! Messages between the supervisor and a process (pure): a header in postcard's format, followed by what it describes.
 //!
-//! Each is one packet of the socket, so that none is ever half there. Headers borrow from the packet and allocate nothing; every number
+//! Each is one packet of the socket, so none arrives in part. Headers borrow from the packet and allocate nothing; every number
 //! in one that came from the process is checked where it is used.
 //!
 //! # Invariants
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::leases::{LeaseId, Part};
 use crate::system::Executable;
 
-/// Of these messages. Both sides are one program, so it changes with that.
+/// The version of these messages. Both sides are the same program, so it changes with that.
 pub(crate) const VERSION: u32 = 1;
 
 /// The longest header, in bytes.
@@ -23,7 +23,7 @@ pub(crate) const MOST_HEADER: usize = 1 << 10;
 /// The longest name of kept memory, in bytes.
 pub(crate) const MOST_NAME: usize = 256;
 
-/// What a process is to be, sent as it starts: with the slabs and the configuration as descriptors.
+/// The set-up of a process, sent as it starts, with the slabs and the configuration as descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Setup<'m> {
     pub(crate) version: u32,
@@ -39,9 +39,9 @@ pub(crate) struct Setup<'m> {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ChildTerms {
     pub(crate) incarnation: u32,
-    /// Of the slab of responses, in front of all leases.
+    /// Size of the status area of the slab of responses, in front of all leases.
     pub(crate) status_bytes: u64,
-    /// How long payloads that the front holds may be why a response waits.
+    /// How long a response may wait because of payloads that the front holds.
     pub(crate) held_ms: u64,
     pub(crate) most_message_bytes: u32,
     pub(crate) threads: u32,
@@ -61,14 +61,14 @@ pub(crate) struct ChildTerms {
 pub(crate) enum ToProcess<'m> {
     #[serde(borrow)]
     Setup(Setup<'m>),
-    /// Behind it, the request. One that runs alone has the device for itself, from before it begins until it is answered.
+    /// Followed by the request. A call that runs alone has the device to itself, from before it begins until it is answered.
     Call { id: CallId, payload: Option<(LeaseId, Part)>, alone: bool },
     /// The payload of an answer is not needed any more.
     Release(LeaseId),
     /// The memory that the process asked for: to fill under this number, or complete, with its descriptors.
     Kept { name: &'m str, generation: u64, fill: bool },
-    /// Memory that the process may write from now on, under this number: with its descriptors, or to make under the other one. `died` is the
-    /// number of a process that died as it wrote.
+    /// Memory that the process may write from here on, as this generation: with its descriptors, or to be made under the other number. `died` is
+    /// the number of a process that died while writing.
     KeptMut { name: &'m str, made: u64, generation: u64, died: Option<u64> },
     /// Finish what is running, take no more calls, and end.
     End,
@@ -79,14 +79,14 @@ pub(crate) enum ToProcess<'m> {
 /// How a call went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Verdict {
-    /// Behind the header, the response.
+    /// Followed by the response.
     Answered,
-    /// Behind the header, why.
+    /// Followed by the reason.
     Failed,
     Panicked,
-    /// The request cannot be decoded: behind the header, why.
+    /// The request cannot be decoded; followed by the reason.
     Undecodable,
-    /// The response cannot be encoded: behind the header, why.
+    /// The response cannot be encoded; followed by the reason.
     Unencodable,
     /// The request, or the response, nests too deep.
     TooDeep {
@@ -99,7 +99,7 @@ pub(crate) enum Verdict {
         held: u64,
         limit: u64,
     },
-    /// The response is longer than may be sent.
+    /// The response is too long to be sent.
     TooLarge {
         bytes: u64,
         limit: u64,
@@ -107,7 +107,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// What a call ends with that was not answered; `text` is behind the header.
+    /// The error of a call that was not answered; `text` is what followed the header.
     pub(crate) fn error(self, text: String) -> Error {
         match self {
             Verdict::Panicked => Error::Panicked(text),
@@ -131,7 +131,7 @@ impl Verdict {
 /// The longest timeline, in bytes.
 pub(crate) const MOST_TIMELINE: usize = 64 << 20;
 
-/// What comes of a timeline.
+/// The reply to a request for a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum TimelinePart {
     More,
@@ -146,7 +146,7 @@ pub(crate) enum Ending {
     Done,
     /// Its device is lost.
     Fault,
-    /// Likewise, by an error of the memory itself: what is kept there may be wrong.
+    /// Its device is lost by an error of the memory itself: what is kept there may be wrong.
     MemoryFault,
     /// Its service did not start: `Service::start` said why.
     StartFailed,
@@ -160,7 +160,7 @@ pub(crate) enum Ending {
     NoDevice,
     /// Its `main` calls `init` inside of a runtime.
     InsideRuntime,
-    /// The system refused it what it needs, with this error's number; 0 of an error without one.
+    /// The system refused something that it needs, with this errno; 0 for an error without one.
     NotStarted { tried: Tried, errno: i32 },
     /// It is not the program that started it, or does not know the service.
     WrongProgram,
@@ -168,7 +168,7 @@ pub(crate) enum Ending {
     UnderMps,
 }
 
-/// What a process needs of the system until its service has started.
+/// What a process needs from the system until its service has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Tried {
     Front,
@@ -183,7 +183,7 @@ pub(crate) enum Tried {
 }
 
 impl Tried {
-    /// As errors say it.
+    /// The words for it in errors.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Tried::Front => "watching the process that started it",
@@ -198,7 +198,7 @@ impl Tried {
         }
     }
 
-    /// What was refused, in words of this side's: the number alone came from the process.
+    /// Describes the refusal in this side's words: only the errno came from the process.
     pub(crate) fn refusal(self, errno: i32) -> String {
         match errno {
             0 => format!("{}, in its process", self.text()),
@@ -217,7 +217,7 @@ pub(crate) enum ToSupervisor<'m> {
         version: u32,
         executable: Executable,
     },
-    /// The pool of its device has so much.
+    /// It serves; the pool of its device has this many bytes.
     Serving {
         device_bytes: u64,
     },
@@ -232,29 +232,29 @@ pub(crate) enum ToSupervisor<'m> {
     Keep {
         name: &'m str,
     },
-    /// It filled and sealed it: with its descriptors.
+    /// It filled and sealed the memory: with its descriptors.
     Sealed {
         name: &'m str,
         generation: u64,
     },
-    /// It could not fill it.
+    /// It could not fill the memory.
     NotFilled {
         name: &'m str,
     },
-    /// Behind it, why.
+    /// It is ending; followed by the reason.
     Ending(Ending),
-    /// Behind it, so much of the timeline that was asked for, or why there is none.
+    /// Followed by a part of the timeline that was asked for, or by why there is none.
     Timeline(TimelinePart),
     /// Asks for memory that the supervisor keeps, to write it.
     KeepMut {
         name: &'m str,
     },
-    /// It made such memory: with its descriptors.
+    /// It made memory to write: with its descriptors.
     Made {
         name: &'m str,
         generation: u64,
     },
-    /// It begins to write it, or has written all that it began.
+    /// It begins to write the memory, or has finished every write it began.
     Writes {
         name: &'m str,
         begins: bool,

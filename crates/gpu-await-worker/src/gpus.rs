@@ -1,10 +1,10 @@
-//! The GPUs of this machine, as the kernel's driver lists them: no call of CUDA, no process for it.
+//! The GPUs of this machine, as the kernel's driver lists them: without a CUDA call or a process for one.
 //!
-//! What a worker may use is what there is (`/proc/driver/nvidia/gpus`), has a device file here, and is left by this process's own
+//! A worker may use a GPU that exists (`/proc/driver/nvidia/gpus`), has a device file here, and is not hidden by this process's own
 //! `CUDA_VISIBLE_DEVICES`. A process of a worker gets that variable with one UUID, and its GPU is number 0 there.
 //!
 //! # Invariants
-//! 1. A worker is never placed on a GPU that the variable hides; a list that cannot be understood without CUDA is an error and no guess
+//! 1. A worker is never placed on a GPU that the variable hides; a list that cannot be understood without CUDA is an error, not a guess
 //!    (`visible_devices_are_respected`).
 #![forbid(unsafe_code)]
 
@@ -21,11 +21,11 @@ pub struct Gpu {
     pub uuid: String,
     /// Its model.
     pub name: String,
-    /// Its place on the bus.
+    /// Its address on the bus.
     bus: String,
 }
 
-/// Returns the GPUs that workers of this process may use, in the order of their places on the bus. Empty where there is no driver.
+/// Returns the GPUs that workers of this process may use, in bus order. Empty where there is no driver.
 ///
 /// # Errors
 /// [`Error::NoGpu`]: `CUDA_VISIBLE_DEVICES` names GPUs by numbers, and GPUs of several models are numbered by their speed, which only CUDA
@@ -36,12 +36,12 @@ pub fn gpus() -> Result<Vec<Gpu>> {
     visible(all, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref(), by_bus)
 }
 
-/// Returns the GPU of the name that [`DeviceBuilder::named`](gpu_await::DeviceBuilder::named) takes: `cuda:N`, `cuda`, `auto`, or `host`, for which there
-/// is none: a worker without [`WorkerBuilder::gpu`](crate::WorkerBuilder::gpu) is on the host device. `auto` is the first GPU, or none where there is none. `N` counts
-/// in the order of [`gpus`], which of several models is not CUDA's unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+/// Returns the GPU with a name that [`DeviceBuilder::named`](gpu_await::DeviceBuilder::named) takes: `cuda:N`, `cuda`, `auto`, or `host`, which has none:
+/// a worker without [`WorkerBuilder::gpu`](crate::WorkerBuilder::gpu) is on the host device. `auto` is the first GPU, if there is one. `N` counts
+/// in the order of [`gpus`], which differs from CUDA's where models are mixed, unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 ///
 /// # Errors
-/// [`Error::NoGpu`]: there is no such GPU, or this is no such name; as [`gpus`].
+/// [`Error::NoGpu`]: there is no such GPU, or no such name; otherwise as [`gpus`].
 pub fn gpu_named(name: &str) -> Result<Option<Gpu>> {
     match name.trim() {
         "host" => Ok(None),
@@ -49,7 +49,7 @@ pub fn gpu_named(name: &str) -> Result<Option<Gpu>> {
     }
 }
 
-/// The one of that name, which is not the host's.
+/// The GPU of that name, which is not `host`.
 fn numbered(name: &str, mut gpus: Vec<Gpu>) -> Result<Option<Gpu>> {
     let number = match name {
         "" | "auto" if gpus.is_empty() => return Ok(None),
@@ -62,14 +62,14 @@ fn numbered(name: &str, mut gpus: Vec<Gpu>) -> Result<Option<Gpu>> {
     }
 }
 
-/// The one with this UUID, or a beginning of it.
+/// The UUID that this is, or is the beginning of.
 pub(crate) fn find(wanted: &str) -> Result<String> {
-    // Parts of a GPU are not in the kernel's list: CUDA in the process finds them, or fails.
+    // MIG instances are not in the kernel's list: CUDA in the process finds them, or fails.
     if wanted.starts_with("MIG-") {
         return Ok(wanted.to_owned());
     }
     let gpus = gpus()?;
-    // No name is no beginning of one.
+    // An empty name would match any UUID.
     let found = gpus.iter().find(|gpu| !wanted.is_empty() && gpu.uuid.starts_with(wanted));
     found.map(|gpu| gpu.uuid.clone()).ok_or_else(|| none(wanted, &gpus))
 }
@@ -79,7 +79,7 @@ fn none(wanted: &str, found: &[Gpu]) -> Error {
     Error::NoGpu { wanted: wanted.to_owned(), found }
 }
 
-/// Those of the kernel's list that have a device file.
+/// The GPUs in the kernel's list that have a device file.
 fn present(list: &Path, files: &Path) -> Vec<Gpu> {
     let folders = fs::read_dir(list).into_iter().flatten().flatten();
     let mut gpus: Vec<_> = folders
@@ -99,7 +99,7 @@ fn present(list: &Path, files: &Path) -> Vec<Gpu> {
     gpus
 }
 
-/// Those that the variable leaves, in its order.
+/// The GPUs that the variable leaves visible, in its order.
 fn visible(all: Vec<Gpu>, variable: Option<&str>, by_bus: bool) -> Result<Vec<Gpu>> {
     let Some(variable) = variable else { return Ok(all) };
     let one_model = all.windows(2).all(|pair| pair[0].name == pair[1].name);
@@ -186,7 +186,7 @@ mod tests {
         }
         let found: Vec<_> = present(&list, &files).into_iter().map(|gpu| gpu.uuid).collect();
         fs::remove_dir_all(folder).unwrap();
-        // The third one is not of this container.
+        // The third GPU is not visible in this container.
         assert_eq!(found, ["GPU-0", "GPU-1"]);
     }
 }

@@ -16,7 +16,7 @@ pub enum Health {
     Serving,
     /// Its process died, or is dying; the next one starts, or will. Calls wait.
     Restarting,
-    /// It ends, as it was asked to.
+    /// It is closing, as asked.
     Closing,
     /// It was closed.
     Closed,
@@ -46,18 +46,18 @@ pub struct WorkerHealth {
     pub health: Option<Health>,
     /// Since when.
     pub since: Instant,
-    /// Of a worker that does not serve: why its last process died, or is being killed, if one did; else why the system refused to start one.
+    /// For a worker that does not serve: why its last process died, or is being killed; if there was none, why the system refused to start one.
     pub cause: Option<Cause>,
-    /// Its process is stopped, or a debugger has it.
+    /// Its process is stopped, or held by a debugger.
     pub is_stopped: bool,
     /// The executor of its process has not been polled for 5 s: something blocks it.
     pub is_busy: bool,
-    /// The name of [kept](crate::Host::keep_mut) memory that its process asked for and that another one may write, such as one of another worker:
-    /// no call is sent before that has ended.
+    /// The name of [kept](crate::Host::keep_mut) memory that its process asked for and that another process may write, such as another worker's:
+    /// no call is sent until that process has ended.
     pub waits_for: Option<String>,
-    /// Why the system refused the start that was tried last, of a process or of a standby: it is tried again, after a delay that grows.
+    /// Why the system refused the last attempt to start a process or a standby: it is tried again after a growing delay.
     pub refusal: Option<Cause>,
-    /// Of a worker that serves and is to have a [standby](crate::WorkerBuilder::standby): why none is started any more, until another process serves.
+    /// For a serving worker with a [standby](crate::WorkerBuilder::standby) option: why no standby is started until another process serves.
     pub no_standby: Option<Cause>,
 }
 
@@ -75,7 +75,7 @@ impl WorkerHealth {
 
     /// Whether nothing will change by itself: it was given up or closed.
     ///
-    /// A liveness probe answers 503 if so, where a restart of the front is to help, and 200 otherwise. For a worker of a group, which is
+    /// A liveness probe answers 503 if so, where restarting the front should help, and 200 otherwise. For a worker of a group, which is
     /// probed, ask [`GroupHealth::has_ended`].
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -109,11 +109,11 @@ impl fmt::Display for WorkerHealth {
     }
 }
 
-/// The health of a [`Group`](crate::Group): see [`Group::health`](crate::Group::health). It prints as how many of its workers serve, and a line for each.
+/// The health of a [`Group`](crate::Group): see [`Group::health`](crate::Group::health). It prints how many of its workers serve, and a line for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupHealth {
-    /// Of its workers, in the order in which they were given.
+    /// The health of its workers, in the order in which they were given.
     pub workers: Vec<WorkerHealth>,
 }
 
@@ -124,8 +124,8 @@ impl GroupHealth {
         self.workers.iter().any(WorkerHealth::is_serving)
     }
 
-    /// Whether all of its workers are given up or closed. Those that are given up are probed, so this may end; a liveness probe that answers 503
-    /// waits for longer than [`Restart::most_delay`](crate::Restart::most_delay).
+    /// Whether all of its workers are given up or closed. Those that are given up are probed, so this may change; a liveness probe that answers
+    /// 503 waits for longer than [`Restart::most_delay`](crate::Restart::most_delay).
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.workers.iter().all(WorkerHealth::has_ended)

@@ -1,7 +1,7 @@
 //! Whether a process still works, by what it publishes and how often its supervisor looks (pure).
 //!
-//! A thread of the process that does nothing else counts beats, and a task of its executor counts polls. The supervisor looks every [`EVERY`], and judges only by looks that were in time: after a pause of its own, or of
-//! the machine, it begins anew.
+//! A thread of the process that does nothing else counts beats, and a task of its executor counts polls. The supervisor looks every [`EVERY`], and judges only by timely looks: after a pause of its own, or of the
+//! machine, it starts over.
 //!
 //! | verdict | when |
 //! |---|---|
@@ -13,7 +13,7 @@
 //!
 //! # Invariants
 //! 1. A pause of the supervisor kills nobody: `Dead` needs ten timely looks in a row without a beat (`a_pause_of_the_supervisor_kills_nobody`).
-//! 2. A stopped process is never `Dead` or `Hung`, and begins anew when it goes on (`a_stopped_process_is_reported`).
+//! 2. A stopped process is never `Dead` or `Hung`, and starts over when it goes on (`a_stopped_process_is_reported`).
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub(crate) const EVERY: Duration = Duration::from_millis(500);
 /// How many looks in a row without a change are enough.
 const STILL: u32 = 10;
-/// After so many without a beat a process is not one to rely on: it beats five times between two looks.
+/// After this many looks without a beat a process is not relied on: it beats five times between two looks.
 const SILENT: u32 = 4;
 
 /// What a process publishes.
@@ -54,12 +54,12 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
-    /// Whether it did not beat at the last looks: it is not the one to take over.
+    /// Whether it missed the last beats, so that it should not take over.
     pub(crate) fn is_silent(&self) -> bool {
         self.process_still >= SILENT
     }
 
-    /// Looks once. `limit` is for how long the executor may not be polled; `None` while the service starts.
+    /// Looks once. `limit` is how long the executor may go unpolled; `None` while the service starts.
     pub(crate) fn look(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! [`Host`]: what a service has of its process.
+//! [`Host`]: a service's view of its process.
 #![forbid(unsafe_code)]
 
 use std::os::fd::AsFd;
@@ -12,12 +12,12 @@ use crate::kept_mut::KeptMut;
 use crate::link::Link;
 use crate::system::{self, Executable};
 
-/// What a [`Service`](crate::Service) has of its process: its device, and memory that outlives the process.
+/// A [`Service`](crate::Service)'s view of its process: its device, and memory that outlives the process.
 #[derive(Clone, Debug)]
 pub struct Host {
     device: Device,
     link: Arc<Link>,
-    /// Other processes' work may be in one context with this one's.
+    /// Other processes' work may share a context with this one's.
     is_under_mps: bool,
 }
 
@@ -28,27 +28,26 @@ impl Host {
         &self.device
     }
 
-    /// Device memory of `len` elements that outlives this process: filled by the first process that asks for it, and mapped by all others, read
-    /// only, as they ask for it under the same name. Weights that are loaded once stay on the GPU whatever happens to the process.
+    /// Device memory of `len` elements that outlives this process: filled by the first process that asks for it, and mapped read-only by all others
+    /// that ask for the same name. Weights that are loaded once stay on the GPU whatever happens to the process.
     ///
     /// `fill` gets the memory, unwritten, and writes all of it; then it is sealed with its digest. Other processes that ask meanwhile
     /// wait, and if that takes longer than the start may, the error says for which process ([`Cause::KeptNotFilled`](crate::Cause)): a `fill` that does
-    /// not end, or whose future is forgotten, holds its name for as long as its process lives. If this one dies before it is sealed, nothing of it is left, and the next that asks fills it. It is kept for each GPU, by the
-    /// front process, which makes no call of CUDA for it: see [`kept`](crate::kept), [`forget_kept`](crate::forget_kept). An error of the
+    /// not end, or whose future is forgotten, holds its name for as long as its process lives. If this process dies first, the memory is gone and the next process
+    /// that asks fills it. The front keeps it for each GPU, without CUDA calls: see [`kept`](crate::kept), [`forget_kept`](crate::forget_kept). An error of the
     /// GPU's memory (ECC) drops it.
     ///
     /// Ready proves that the contents are those that were sealed: each process computes their digest.
     ///
     /// # Ownership
-    /// The memory is free when the front keeps it no longer and no process maps it.
+    /// The memory is freed once the front no longer keeps it and no process maps it.
     ///
     /// # Cancel safety
-    /// Memory of a future that was dropped is not kept.
+    /// If the future is dropped, the memory is not kept.
     ///
     /// # Errors
-    /// What `fill` fails with; one that puts other memory in the place of what it was given, or asks for the same name; memory of another type
-    /// or length under that name; a name of more than 256 bytes; whatever
-    /// [`Device::shared`](gpu_await::Device::shared), `seal` and `import_shared` fail with.
+    /// What `fill` fails with; a `fill` that swaps the memory it was given, or asks for the same name; memory of another type or length under
+    /// that name; a name of more than 256 bytes; whatever [`Device::shared`](gpu_await::Device::shared), `seal` and `import_shared` fail with.
     ///
     /// # Examples
     /// ```
@@ -90,7 +89,7 @@ impl Host {
         let file = filling.file()?;
         let names: Arc<[String]> = outer.iter().cloned().chain([name.to_owned()]).collect();
         FILLING.scope(names, fill(&mut filling)).await?;
-        // It could be taken out of its place, for memory of another length, or that somebody may still write.
+        // `fill` could have swapped it, for memory of another length, or memory that somebody may still write.
         if filling.file()? != file {
             return Err(Failure::new(format!(
                 "`fill` of `{name}` put other memory, of {} elements, in the place of what is kept, of {len}",
@@ -103,18 +102,19 @@ impl Host {
         Ok(frozen)
     }
 
-    /// Device memory of `len` elements that outlives this process, and that it may write: a cache of keys and values, say. It is zeros at first, and
-    /// then what the processes before this one left in it; [`KeptState`](crate::KeptState) says whether one of them died as it wrote. Asks for it, and does not wait:
+    /// Device memory of `len` elements that outlives this process, and that it may write: a cache of keys and values, say. It starts as zeros, and
+    /// later holds what earlier processes left in it; [`KeptState`](crate::KeptState) says whether one of them died while writing. Asks for it without waiting:
     /// each method of the handle waits until this process has the memory.
     ///
-    /// One process has it at a time, and until its end, whatever it does with the handle. The next one gets it when the one before was killed with
-    /// its group and reaped, nothing that it forked has it, and two looks at it found the same. Until then no call is sent to a process that asked:
+    /// One process has it at a time, and until its end, whatever it does with the handle. The next one gets it once the previous one was killed with
+    /// its group and reaped, nothing that it forked has it, and two looks at the memory found it unchanged. Until then no call is sent to a process that asked,
     /// so [`Service::start`](crate::Service::start) asks for what calls need. A [standby](crate::WorkerBuilder::standby) gets it once it has taken over, and a
-    /// [replacement](crate::Worker::replace) when the other process has answered what it had: a start that awaits it in one of these does not end.
-    /// With it suspects run in the main process, and a takeover costs the time until that is reaped.
+    /// [replacement](crate::Worker::replace) when the other process has answered its calls: a start that awaits it in either never ends. With such memory
+    /// suspects run in the main process, and a takeover takes until that process is reaped.
     ///
-    /// Memory that something keeps (a fork that made a group of its own), or whose process does not go, is nobody's after 5 s, and the next one
-    /// makes new memory. Kept for each GPU, by the front, like [`keep`](Self::keep), with names of its own; an error of the GPU's memory (ECC) drops it.
+    /// Memory that something still has (a fork in its own process group), or whose process does not end, is given up after 5 s: the next process makes
+    /// new memory. Kept for each GPU, by the front, like [`keep`](Self::keep), with names of its own; an error of the GPU's memory (ECC) drops it.
+    /// it.
     ///
     /// # Errors
     /// This process has asked for that name before; a name of more than 256 bytes; on a GPU with
@@ -172,7 +172,7 @@ impl Host {
 
 fn not_opened(error: gpu_await::Error) -> (Ending, String) {
     let ending = match error.detail() {
-        // Of threads there may be more soon.
+        // There may be more threads soon.
         ErrorDetail::NoThread { .. } => {
             Ending::NotStarted { tried: Tried::Device, errno: libc::EAGAIN }
         }
@@ -190,12 +190,12 @@ pub struct Filling<T> {
 }
 
 tokio::task_local! {
-    /// The names that the task fills memory for.
+    /// The names of the memory that the task is filling.
     static FILLING: Arc<[String]>;
 }
 
 impl<T: Element> Filling<T> {
-    /// Which memory it is: that of a file without a name.
+    /// Identifies the memory by its file, which has no name.
     fn file(&self) -> Result<(u64, u64), Failure> {
         let header = self.memory.descriptors()?.header;
         let Executable(device, number) = system::identity(header.as_fd())?;
@@ -214,7 +214,7 @@ impl<T: Element> Filling<T> {
     }
 }
 
-/// Says that nothing was filled, unless it is forgotten.
+/// Reports that nothing was filled, unless forgotten.
 struct Unfilled<'k> {
     link: &'k Arc<Link>,
     name: &'k str,
@@ -226,7 +226,7 @@ impl Drop for Unfilled<'_> {
     }
 }
 
-/// Whether a daemon of MPS takes the clients of this process's environment.
+/// Whether an MPS daemon takes clients with this process's environment.
 fn is_under_mps() -> bool {
     use rustix::fs::{Mode, OFlags};
     let folder = std::env::var("CUDA_MPS_PIPE_DIRECTORY");

@@ -38,12 +38,12 @@ impl Payloads {
         self.request.take()
     }
 
-    /// Takes shared memory of `bytes` for what goes with the response, once there is room: its contents are zeros, or an earlier
-    /// response. Calls that each hold one part, and wait for another, may wait for one another: take what a call needs at once.
+    /// Takes `bytes` of shared memory for the payload of the response, once there is room: it contains zeros, or an earlier response. Calls that
+    /// each hold one part and wait for another may deadlock: take all that a call needs at once.
     ///
     /// # Errors
-    /// More than the slab has. For longer than [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit) nothing but payloads that the
-    /// front holds fills it: the call that fails with this ends with [`Error::PayloadsHeld`](crate::Error::PayloadsHeld).
+    /// More than the slab has. Or nothing but payloads that the front holds has filled it for [`held_payload_limit`](crate::WorkerBuilder::held_payload_limit):
+    /// a call that fails with this ends with [`Error::PayloadsHeld`](crate::Error::PayloadsHeld).
     pub async fn respond(&self, bytes: usize) -> Result<ResponsePayload, Failure> {
         self.room.take(bytes as u64).await
     }
@@ -53,9 +53,9 @@ impl Payloads {
         self.response = Some(response);
     }
 
-    /// Stops the limit of the call ([`Call::within`](crate::Call::within)) until what this returns is dropped, and has it count anew from then on:
-    /// for a service that has calls wait for a stream or a batch, which says nothing about them. A call that waits so is not
-    /// [suspected](crate::Guilt) when another one is over its limit.
+    /// Stops the limit of the call ([`Call::within`](crate::Call::within)) until the returned guard is dropped, and then restarts it from zero: for
+    /// a service whose calls wait for a stream or a batch, which says nothing about them. A call that waits this way is not
+    /// [suspected](crate::Guilt) when another one exceeds its limit.
     ///
     /// # Examples
     /// ```
@@ -90,7 +90,7 @@ impl Payloads {
     }
 }
 
-/// The limit of a call while it does not count: see [`Payloads::pause_limit`]. When it is dropped, wherever that is, the limit counts from the beginning.
+/// The paused limit of a call: see [`Payloads::pause_limit`]. Dropping it, on any thread, restarts the limit from zero.
 #[derive(Debug)]
 #[must_use = "the limit counts again when this is dropped"]
 pub struct PausedLimit {
@@ -121,7 +121,7 @@ pub struct RequestPayload {
 #[derive(Debug)]
 pub(crate) struct Requests {
     pub(crate) slab: Slab,
-    /// Copies of the device reach it.
+    /// Device copies can reach it.
     pub(crate) registered: AtomicBool,
 }
 
@@ -130,13 +130,13 @@ impl RequestPayload {
         RequestPayload { link, slab, id, part }
     }
 
-    /// Copies it to the device, as `len() / size_of::<T>()` elements: without a copy by the CPU, where the driver registered the slab.
+    /// Copies it to the device, as `len() / size_of::<T>()` elements: with no CPU copy where the driver registered the slab.
     ///
     /// The copy is on the stream when this returns; ready proves that it is complete on the device. The payload is returned to the
-    /// supervisor when the device has read it, also if the future is dropped.
+    /// supervisor when the device has read it, even if the future is dropped.
     ///
     /// # Errors
-    /// A length that is no multiple of the element's; whatever [`Stream::upload`] fails with.
+    /// A length that is not a multiple of the element's size; whatever [`Stream::upload`] fails with.
     pub fn upload<T: Element>(
         self,
         stream: &Stream,
@@ -154,7 +154,7 @@ impl RequestPayload {
         stream: &Stream,
     ) -> Result<(Op<()>, DeviceBuffer<T>), Failure> {
         let len = elements::<T>(self.len())?;
-        // ORDERING: Relaxed: the slab was registered before; who sees it late copies.
+        // ORDERING: Relaxed: the slab was registered before; a call that sees it late copies.
         if len == 0 || !self.slab.registered.load(Ordering::Relaxed) {
             let buffer = stream.upload_from(bytemuck::cast_slice::<u8, T>(&self)).queued()?;
             return Ok((stream.done(), buffer));
@@ -170,7 +170,7 @@ impl RequestPayload {
     }
 }
 
-/// To a process the other side is one: its front.
+/// A process has only one other side: its front.
 const FRONT: u32 = 0;
 
 /// How many elements a payload has.
@@ -210,7 +210,7 @@ pub struct ResponsePayload {
     inner: Arc<ResponsePart>,
 }
 
-/// The part, which a copy of the device may hold as well: it is given back when nobody does.
+/// The part, which a device copy may hold as well: it is given back once neither does.
 struct ResponsePart {
     room: Arc<Room>,
     id: LeaseId,
@@ -224,8 +224,8 @@ impl ResponsePayload {
         (self.inner.id, self.inner.part)
     }
 
-    /// Copies elements of the device into it, from its beginning on: without a copy by the CPU, where the driver registered the slab.
-    /// Returns it when they are there.
+    /// Copies device elements into it, from its beginning: with no CPU copy where the driver registered the slab. Returns it when
+    /// they are there.
     ///
     /// The copy is on the stream when this returns. If the future is dropped, the memory is not used again before the copy is complete.
     ///
@@ -258,7 +258,7 @@ impl ResponsePayload {
         if bytes > room {
             return Err(Failure::new(format!("{bytes} bytes for a payload of {room}")));
         }
-        // ORDERING: Relaxed: the slab was registered before; who sees it late copies.
+        // ORDERING: Relaxed: the slab was registered before; a call that sees it late copies.
         if bytes == 0 || !self.inner.room.registered.load(Ordering::Relaxed) {
             let copied = stream.download(source);
             let copied = Box::pin(async move {
@@ -304,7 +304,7 @@ impl DerefMut for ResponsePayload {
 
 impl Drop for ResponsePart {
     fn drop(&mut self) {
-        // One that was sent is returned by the supervisor. In a fork of the process the lock may be locked for good.
+        // A part that was sent is returned by the supervisor. In a fork of the process the lock may be held forever.
         if self.room.slab.is_here() && self.room.leases.lock().give_back(self.id) {
             self.room.freed.notify_waiters();
         }
@@ -317,17 +317,17 @@ impl fmt::Debug for ResponsePayload {
     }
 }
 
-/// The slab of responses, and who has which part of it.
+/// The slab of responses, and which lease has which part of it.
 #[derive(Debug)]
 pub(crate) struct Room {
     pub(crate) slab: Arc<Slab>,
-    /// Copies of the device reach it.
+    /// Device copies can reach it.
     pub(crate) registered: AtomicBool,
     leases: Mutex<Leases>,
     freed: Notify,
-    /// How long payloads that the supervisor's side holds may be all that fills it.
+    /// How long payloads that the supervisor's side holds may be all that fills the slab.
     held: Duration,
-    /// Of the process: whoever waits here may be on none.
+    /// The process's runtime: the waiting code may be on none.
     runtime: tokio::runtime::Handle,
 }
 
@@ -351,14 +351,14 @@ impl Room {
             )));
         }
         loop {
-            // Before the look, so that nothing is missed in between.
+            // Before the attempt, so that no release is missed in between.
             let mut freed = std::pin::pin!(self.freed.notified());
             freed.as_mut().enable();
             if let Some((id, part)) = self.leases.lock().take(bytes) {
                 let inner = Arc::new(ResponsePart { room: self.clone(), id, part });
                 return Ok(ResponsePayload { inner });
             }
-            // What calls have here is sent, or given back: then it is somebody's turn.
+            // Parts that calls still have here will be sent or given back, so only a slab that the front holds alone is an error.
             let limit_over = std::pin::pin!(sleep(&self.runtime, self.held));
             if let Either::Right(_) = futures::future::select(freed, limit_over).await
                 && let (0, held) = self.leases.lock().used()

@@ -1,7 +1,7 @@
 //! A worker, whatever process serves it: one lock around its calls, its life and its process.
 //!
-//! Callers enter and give up calls on their own threads, and send them there; the supervisor's thread alone starts, hears, kills and reaps
-//! processes ([`crate::core`]). Whatever runs foreign code (wakers, drops of payloads, subscribers) runs after the lock is released
+//! Callers enter and abandon calls on their own threads, and send calls there; only the supervisor's thread starts, kills and reaps
+//! processes ([`crate::core`]). Foreign code (wakers, drops of payloads, subscribers) runs after the lock is released
 //! ([`crate::after`]).
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,7 @@ use crate::supervisor::{self, Supervised};
 use crate::ticket::{Outcome, Returned, Ticket, Until};
 use crate::watch::{SOCKET, Watch};
 
-/// Closes the worker when it goes.
+/// Closes the worker when dropped.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) inside: Arc<Inside>,
@@ -75,13 +75,13 @@ pub(crate) struct SentCall {
     pub(crate) reply: oneshot::Receiver<Outcome>,
 }
 
-/// What is inside of a worker, behind its handles. The public handle is [`Worker`](crate::Worker).
+/// The inside of a worker, behind its handles. The public handle is [`Worker`](crate::Worker).
 #[derive(Debug)]
 pub(crate) struct Inside {
     pub(crate) spec: Spec,
-    /// Bytes of payloads that there is no room for in the slab.
+    /// Bytes of payloads that have no room in the slab.
     waiting: Arc<AtomicU64>,
-    /// Whose it is. A fork has no thread that would answer, and its copy of the lock may be locked for good.
+    /// The process that owns it. A fork has no thread that would answer, and its copy of the lock may stay locked forever.
     process: Whose,
     core: Mutex<Core>,
 }
@@ -114,7 +114,7 @@ impl Inside {
         }))
     }
 
-    /// Refused in a fork of the process that it belongs to.
+    /// Fails in a fork of the owning process.
     pub(crate) fn check_here(&self) -> Result<()> {
         if self.process.is_here() { Ok(()) } else { Err(Error::Forked) }
     }
@@ -130,8 +130,8 @@ impl Inside {
         self.guarded(self.core.lock(), act)
     }
 
-    /// A panic under the lock leaves nothing half done: it ends the worker, and goes on. The lock is held until then: callers that the
-    /// panic forgot ask why.
+    /// A panic under the lock leaves nothing half done: it ends the worker and is resumed. The lock is held until then: callers that the
+    /// panic dropped ask why.
     fn guarded<R>(
         &self,
         mut core: MutexGuard<'_, Core>,
@@ -151,7 +151,7 @@ impl Inside {
         acted.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Why a call or a waiter was forgotten.
+    /// Why a call or a waiter was dropped without a result.
     pub(crate) fn why_forgotten(&self) -> Error {
         self.with(|core, _| core.why_forgotten())
     }
@@ -166,7 +166,7 @@ impl Inside {
         }
     }
 
-    /// Has the process that serves replaced; resolves when it is gone.
+    /// Has the serving process replaced; resolves when it is gone.
     pub(crate) fn replace(&self) -> Result<impl Future<Output = Result<()>>> {
         self.check_here()?;
         self.spec.options.check_alone("replace")?;
@@ -175,7 +175,7 @@ impl Inside {
         Ok(self.told(receiver))
     }
 
-    /// Begins to wait at the call.
+    /// Starts to wait when called, not when polled.
     pub(crate) fn wait(&self, until: Until) -> impl Future<Output = Result<()>> {
         let (waiter, receiver) = oneshot::channel();
         self.if_here(|core, after| core.wait(until, waiter, after));
@@ -214,7 +214,7 @@ impl Inside {
         })
     }
 
-    /// Refuses what no process takes, and places the payload.
+    /// Refuses calls that no process takes, and places the payload.
     fn prepared(
         &self,
         request: &[u8],
@@ -234,7 +234,7 @@ impl Inside {
         payload.map(|payload| self.placed(payload, terms)).transpose()
     }
 
-    /// What its group sees of it.
+    /// The state that its group sees.
     pub(crate) fn seen(&self) -> Seen {
         match self.process.is_here() {
             true => self.with(|core, _| core.seen()),
@@ -269,7 +269,7 @@ impl Inside {
                 })?;
                 let bytes = match payload {
                     Input::Bytes(bytes) => bytes,
-                    // Of another worker.
+                    // A lease of another worker.
                     Input::Lease(lease) => (*lease).into(),
                 };
                 Ok(Placed::Waits { bytes, _counted: waiting })
@@ -277,7 +277,7 @@ impl Inside {
         }
     }
 
-    /// Resolves when there is room for a call, which it keeps, or the worker has ended.
+    /// Resolves once room is reserved for a call, or the worker has ended.
     #[cfg(feature = "tower")]
     pub(crate) fn reserve(&self) -> Awaited {
         let (place, awaited) = Place::new();
@@ -303,23 +303,23 @@ impl Inside {
         self.if_here(|core, after| core.abandon(&self.spec, id, after));
     }
 
-    /// Hears what the process says now, on the caller's thread, unless another one is at it.
+    /// Receives what the process has sent, on the caller's thread, unless another thread holds the lock.
     pub(crate) fn hear_now(&self, now: Instant) {
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
         let heard = BUFFER.try_with(|buffer| {
             let Some(core) = self.core.try_lock() else { return };
-            // Taken: wakers that run at the end may come here again.
+            // Taken, because wakers that run at the end may re-enter this function.
             let (mut taken, bytes) = (buffer.take(), self.spec.packet_bytes());
-            // It never shrinks: what grows is written.
+            // It never shrinks: growing it writes to it.
             taken.resize(taken.len().max(bytes), 0);
             self.guarded(core, |core, after| {
                 core.hear_now(&self.spec, now, &mut taken[..bytes], after);
             });
             buffer.replace(taken);
         });
-        // At the end of a thread its locals are gone: then the supervisor hears it.
+        // A thread that is ending has no locals left: then the supervisor receives it.
         if heard.is_err() {
             supervisor::wake();
         }

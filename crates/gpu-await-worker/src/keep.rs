@@ -1,4 +1,4 @@
-//! The memory that this process keeps for the processes of its workers: descriptors, and not one call of CUDA.
+//! Memory that this process keeps for its workers' processes: descriptors only, without a single CUDA call.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,10 +16,10 @@ use crate::watch::Ends;
 
 static KEPT: Mutex<Kept<SharedDescriptors>> = Mutex::new(Kept::new());
 
-/// What processes may write; of one that is gone, what it shared with those that it forked.
+/// Memory that processes may write; for a process that is gone, also the socket it shared with its forks.
 static MUTABLE: Mutex<Mutable<SharedDescriptors, Arc<Ends>>> = Mutex::new(Mutable::new());
 
-/// How long something that a process left behind may have its memory, before that is given up.
+/// How long something that a process left behind may hold its memory before that is given up.
 const SETTLES: Duration = Duration::from_secs(5);
 
 /// Memory that is kept: see [`Host::keep`](crate::Host::keep) and [`Host::keep_mut`](crate::Host::keep_mut).
@@ -30,7 +30,7 @@ pub struct KeptMemory {
     pub gpu: Option<String>,
     /// The name that it was kept under.
     pub name: String,
-    /// What it is.
+    /// Its description.
     pub info: SharedInfo,
 }
 
@@ -49,13 +49,13 @@ pub fn kept() -> Vec<KeptMemory> {
     complete.collect()
 }
 
-/// Keeps it no longer: the memory is free when no process maps it, and the next process that asks for it fills it. Returns whether there
-/// was such memory. What a process may [write](crate::Host::keep_mut) is that process's until it is gone, and is not forgotten before.
+/// Stops keeping it: the memory is freed when no process maps it, and the next process that asks for it fills it. Returns whether there
+/// was such memory. Memory that a process may [write](crate::Host::keep_mut) belongs to that process until it is gone, and is not forgotten before.
 pub fn forget_kept(gpu: Option<&str>, name: &str) -> bool {
     !program::is_fork() && forget(|(of, named)| of.as_deref() == gpu && named == name)
 }
 
-/// An error of the GPU's memory: what is kept there may be wrong.
+/// After an error of the GPU's memory: what is kept there may be wrong.
 pub(crate) fn forget_gpu(gpu: &Option<String>) {
     forget(|(of, _)| of == gpu);
 }
@@ -66,7 +66,7 @@ fn forget(chosen: impl Fn(&Key) -> bool) -> bool {
     !gone.is_empty() || !writable.is_empty()
 }
 
-/// What a process that asks gets: a number, and the descriptors of complete memory; none of memory to fill. `None`: it waits.
+/// The reply to a process that asks: a number, with descriptors if the memory is complete, without if it is to be filled. `None`: it waits.
 pub(crate) fn ask(key: &Key, asker: Owner, process: u32) -> Option<(u64, Vec<OwnedFd>)> {
     match KEPT.lock().ask(key, asker, process) {
         Asked::Fill(generation) => Some((generation, Vec::new())),
@@ -84,12 +84,12 @@ pub(crate) fn filler(key: &Key) -> Option<u32> {
     KEPT.lock().filler(key)
 }
 
-/// A process sealed it; false if it was not to, or this is not what it says.
+/// A process sealed it; false if it was not told to, or the memory is not what it says.
 pub(crate) fn sealed(key: &Key, by: Owner, generation: u64, fds: Vec<OwnedFd>) -> bool {
     let Ok([memory, header]) = <[OwnedFd; 2]>::try_from(fds) else { return false };
     let descriptors = SharedDescriptors { memory, header };
     let is_sealed = descriptors.info().is_ok_and(|info| info.generation == generation);
-    // What is not taken is closed outside of the lock.
+    // Memory that is not taken is closed outside the lock.
     let taken = is_sealed.then(|| KEPT.lock().sealed(key, by, generation, descriptors));
     taken.is_some_and(|taken| taken.is_ok())
 }
@@ -99,23 +99,23 @@ pub(crate) fn not_filled(key: &Key, owner: Owner) -> bool {
     KEPT.lock().gone(owner, Some(key))
 }
 
-/// A process is gone, and with it what it filled.
+/// A process is gone, with whatever it was filling.
 pub(crate) fn gone(owner: Owner) -> bool {
     KEPT.lock().gone(owner, None)
 }
 
-/// What a process gets that asks for memory to write.
+/// The reply to a process that asks for memory to write.
 #[derive(Debug)]
 pub(crate) enum AskedMut {
     /// It is this process's: with its descriptors, or to be made.
     Given { made: u64, generation: u64, died: Option<u64>, fds: Vec<OwnedFd> },
-    /// Another one has it; or, `settles`, what that left behind may have it, which nothing but looking tells.
+    /// Another process has it; or, with `settles`, something that it left behind may have it, which only looking tells.
     Wait { settles: bool },
-    /// It has it.
+    /// The process has it already.
     Twice,
 }
 
-/// What a process that asks for memory to write gets; and whether memory was set aside for it, which something still has.
+/// The reply to a process that asks for memory to write; and whether memory was set aside for it because something still has that.
 pub(crate) fn ask_mut(key: &Key, asker: Owner, process: u32, now: Instant) -> (AskedMut, bool) {
     let mut kept = MUTABLE.lock();
     let mut aside = Vec::new();
@@ -145,15 +145,15 @@ pub(crate) fn ask_mut(key: &Key, asker: Owner, process: u32, now: Instant) -> (A
     (asked, !aside.is_empty())
 }
 
-/// Whether nothing has the memory of a process that was reaped. What it forked has its end of the socket; on a host device, the memory's file
-/// knows as well. What a GPU itself still does, the next process finds out.
+/// Whether nothing has the memory of a process that was reaped. Forks of it have its end of the socket; on a host device, the memory's file
+/// also tells. Whether the GPU itself still writes, the next process finds out.
 fn is_left(key: &Key, memory: &SharedDescriptors, remains: &Ends) -> bool {
     let is_host = key.0.is_none();
     system::has_ended(remains.socket.as_fd())
         && (!is_host || system::is_alone(memory.memory.as_fd()))
 }
 
-/// Descriptors for a process: on a host device, of a file description of its own.
+/// Descriptors for a process: on a host device, with a file description of their own.
 fn lend(key: &Key, memory: &SharedDescriptors) -> std::io::Result<Vec<OwnedFd>> {
     let file = match key.0 {
         None => system::opened_again(memory.memory.as_fd())?,
@@ -162,7 +162,7 @@ fn lend(key: &Key, memory: &SharedDescriptors) -> std::io::Result<Vec<OwnedFd>> 
     Ok(vec![file, memory.header.try_clone()?])
 }
 
-/// A process made it; false if it was not to, or this is not what it says.
+/// A process made it; false if it was not told to, or the memory is not what it says.
 pub(crate) fn made(key: &Key, by: Owner, generation: u64, fds: Vec<OwnedFd>) -> bool {
     let Ok([memory, header]) = <[OwnedFd; 2]>::try_from(fds) else { return false };
     let own = match key.0 {
@@ -182,12 +182,12 @@ pub(crate) fn writes(key: &Key, by: Owner, begins: bool) -> bool {
     MUTABLE.lock().writes(key, by, begins)
 }
 
-/// A process was reaped. One that is `untrusted` may have written whatever it said.
+/// A process was reaped. One that is `untrusted` may have been writing, whatever it said.
 pub(crate) fn reaped(owner: Owner, untrusted: bool, now: Instant, remains: &Arc<Ends>) -> bool {
     MUTABLE.lock().gone(owner, untrusted, now, remains)
 }
 
-/// A process is not waited for: what it has is its own.
+/// A process is given up on: its memory stays its own.
 pub(crate) fn abandoned(owner: Owner) {
     let abandoned = MUTABLE.lock().abandon(owner);
     drop(abandoned);

@@ -2,14 +2,14 @@
 //!
 //! | state | meaning | left by |
 //! |---|---|---|
-//! | absent | nobody has it | `ask` → `Filling`, for who asked |
+//! | absent | nobody has it | `ask` → `Filling`, for the asker |
 //! | `Filling` | one process fills it; others that ask wait | `sealed`; `gone` (its death, or its failure) → absent |
 //! | `Sealed` | complete: whoever asks gets it | `forget` → absent |
 //!
 //! # Invariants
-//! 1. What a process leaves half filled is never handed to another one: only who was told to fill can seal, under the number that it was
-//!    told (`only_what_is_complete_is_kept`).
-//! 2. Whoever waits is answered once the state changes: it is asked for again then (`only_what_is_complete_is_kept`).
+//! 1. Memory that a process left half filled is never handed to another one: only the process told to fill it can seal it, under the number
+//! that it was given (`only_what_is_complete_is_kept`).
+//! 2. Every waiter is answered once the state changes: it is asked for again then (`only_what_is_complete_is_kept`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(crate) type Owner = (usize, u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Asked<'k, D> {
-    /// It fills it, under this number.
+    /// The asker fills it, under this number.
     Fill(u64),
     /// It is complete.
     Sealed(u64, &'k D),
@@ -38,7 +38,7 @@ enum Entry<D> {
     Sealed { generation: u64, memory: D },
 }
 
-/// All of it.
+/// All kept memory.
 #[derive(Debug)]
 pub(crate) struct Kept<D> {
     entries: BTreeMap<Key, Entry<D>>,
@@ -50,7 +50,7 @@ impl<D> Kept<D> {
         Kept { entries: BTreeMap::new(), generations: 0 }
     }
 
-    /// A process asks for it, the one with this number.
+    /// The process with this number asks for it.
     pub(crate) fn ask(&mut self, key: &Key, asker: Owner, process: u32) -> Asked<'_, D> {
         if !self.entries.contains_key(key) {
             self.generations += 1;
@@ -84,7 +84,7 @@ impl<D> Kept<D> {
         Ok(())
     }
 
-    /// A process is gone, or could not fill it (`only`); whether somebody may have waited for it.
+    /// A process is gone, or could not fill it (`only`). Returns whether somebody may have waited for it.
     pub(crate) fn gone(&mut self, owner: Owner, only: Option<&Key>) -> bool {
         let before = self.entries.len();
         self.entries.retain(|key, entry| {
@@ -95,7 +95,7 @@ impl<D> Kept<D> {
         self.entries.len() < before
     }
 
-    /// Removes what is complete and so chosen.
+    /// Removes complete memory with a chosen key.
     pub(crate) fn forget(&mut self, chosen: impl Fn(&Key) -> bool) -> Vec<D> {
         let keys: Vec<_> = self.sealed_entries().map(|(key, _)| key.clone()).collect();
         let chosen = keys.into_iter().filter(chosen);
@@ -109,7 +109,7 @@ impl<D> Kept<D> {
             .collect()
     }
 
-    /// What is complete.
+    /// The complete memory.
     pub(crate) fn sealed_entries(&self) -> impl Iterator<Item = (&Key, &D)> {
         self.entries.iter().filter_map(|(key, entry)| match entry {
             Entry::Sealed { memory, .. } => Some((key, memory)),

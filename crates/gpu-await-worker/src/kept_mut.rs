@@ -1,4 +1,4 @@
-//! [`KeptMut`]: memory that outlives processes and that one of them after the other may write.
+//! [`KeptMut`]: memory that outlives processes, and that one process at a time may write.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::failure::Failure;
 use crate::frame::ToSupervisor;
 use crate::link::{Lent, Link};
 
-/// How far apart two looks at memory are that something might still write.
+/// The interval between two looks at memory that something might still write.
 const APART: Duration = Duration::from_millis(20);
 
-/// How often it is looked at until it counts as being written.
+/// How many looks it takes for it to count as being written.
 const LOOKS: u32 = 50;
 
 /// What a process finds in [kept memory that it may write](crate::Host::keep_mut).
@@ -24,12 +24,12 @@ const LOOKS: u32 = 50;
 pub enum KeptState {
     /// It is new, all zeros: nobody wrote it.
     Fresh,
-    /// Whoever had it before wrote all that it began to write.
+    /// The process that had it before finished every write that it began.
     Clean,
-    /// The process that had it as this [generation](KeptMut::generation) died while it wrote, or broke the protocol, so that nobody knows:
-    /// part of the memory may be old, new, or neither. Each next process finds that as well, until a [`write`](KeptMut::write) has succeeded in one.
+    /// The process that had it as this [generation](KeptMut::generation) died while writing, or broke the protocol, so that nobody knows:
+    /// any part of the memory may be old, new, or neither. Later processes find that as well, until a [`write`](KeptMut::write) succeeds in one.
     WriterDied {
-        /// That process's.
+        /// The generation of that process.
         generation: u64,
     },
 }
@@ -65,10 +65,10 @@ impl<T: Element> KeptMut<T> {
         Some(KeptMut { device, link, name, len, place: Place::Asked(asked) })
     }
 
-    /// Returns what this process found in it, once it has it: what it writes then changes nothing of that.
+    /// Returns what this process found in it, once it has it; its own writes do not change that.
     ///
     /// # Cancel safety
-    /// Yes, as of the other methods: what is under way is taken up by the next one.
+    /// Cancel safe, as are the other methods: the next call resumes what is under way.
     ///
     /// # Errors
     /// Memory of another type or length under that name; memory that is still being written by something that its last process left
@@ -77,7 +77,7 @@ impl<T: Element> KeptMut<T> {
         Ok(self.here().await?.state)
     }
 
-    /// Returns the number of this handing out: [`KeptState::WriterDied`] names that of another one.
+    /// Returns the number under which it was handed to this process; [`KeptState::WriterDied`] has an earlier one.
     ///
     /// # Errors
     /// As [`state`](Self::state).
@@ -97,9 +97,9 @@ impl<T: Element> KeptMut<T> {
     /// memory is complete.
     ///
     /// If the process dies in between, the next one finds [`KeptState::WriterDied`]. Likewise if `write` fails, or the future is dropped, and no
-    /// other `write` succeeds before the process ends: so the next one writes what that one may have left half written.
+    /// other `write` succeeds before the process ends: so the next `write` has to restore whatever the failed one left half written.
     ///
-    /// It takes two messages to the supervisor, a few µs each, which is not waited for.
+    /// It costs two messages to the supervisor, a few µs each, without waiting for a reply.
     ///
     /// # Errors
     /// As [`state`](Self::state); what `write` fails with; work on the memory that failed.
@@ -109,7 +109,7 @@ impl<T: Element> KeptMut<T> {
     ) -> Result<R, Failure> {
         let (link, name) = (self.link.clone(), self.name.clone());
         let here = self.here().await?;
-        // Before the first byte is written the socket has it, which outlives the process.
+        // The socket, which outlives the process, has the message before the first byte is written.
         link.writes(&name, true).await?;
         let written = write(here.memory.view_mut()).await?;
         mutable::settled(&here.memory)?.await?;
@@ -147,8 +147,8 @@ async fn make<T: Element>(device: &Device, len: usize, given: &Lent) -> Result<H
     Ok(Here { memory, state: KeptState::Fresh, generation: given.generation, untold })
 }
 
-/// Maps what another process had. The supervisor knows that no process is left that could write it; what is left of one in the
-/// device is looked for here.
+/// Maps memory that another process had. The supervisor knows that no process is left that could write it; work left in the
+/// device is detected here.
 async fn take<T: Element>(
     device: &Device,
     len: usize,

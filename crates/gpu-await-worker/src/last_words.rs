@@ -22,7 +22,7 @@ pub(crate) fn front(front: OwnedFd) -> &'static OwnedFd {
     FRONT.get_or_init(|| front)
 }
 
-/// The socket is closed: ends the process and what it started once the front is gone, or does not kill it either.
+/// The socket is closed: ends the process and what it started once the front is gone, or has not killed it in time.
 pub(crate) fn end_with_front() -> ! {
     if let Some(front) = FRONT.get() {
         let limit = Timespec { tv_sec: PARTING.as_secs() as i64, tv_nsec: 0 };
@@ -38,7 +38,7 @@ pub(crate) fn refusal(tried: Tried, error: &std::io::Error) -> Ending {
 
 /// Says what the system refused, and ends the process.
 pub(crate) fn refused(socket: BorrowedFd<'_>, tried: Tried, error: &std::io::Error) -> ! {
-    // For the log, which has errors without a number as well. Perhaps nobody reads it.
+    // For the log, which also has errors without an errno. Perhaps nobody reads it.
     let said = format!("a worker's process does not start: {}: {error}\n", tried.text());
     drop(std::io::Write::write_all(&mut std::io::stderr(), said.as_bytes()));
     end(socket, refusal(tried, error), "")
@@ -46,7 +46,7 @@ pub(crate) fn refused(socket: BorrowedFd<'_>, tried: Tried, error: &std::io::Err
 
 /// Says why, and ends the process.
 pub(crate) fn end(socket: BorrowedFd<'_>, ending: Ending, why: &str) -> ! {
-    // A long text must not be why nobody hears it.
+    // A long text must not keep the ending from being sent.
     let said = say(socket, &ToSupervisor::Ending(ending), codec::cut(why, 16 << 10));
     if said == Sent::Gone {
         end_with_front();

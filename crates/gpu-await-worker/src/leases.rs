@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Leases begin at multiples of this: what copies of GPUs like best.
+/// Leases start at multiples of this, which suits GPU copies best.
 const ALIGN: u64 = 256;
 
 /// The number of a lease: the process whose slab it is in, a slot, and how often that was used before.
@@ -59,11 +59,11 @@ struct Slot {
     part: Part,
 }
 
-/// What the other side's word about a lease changed.
+/// What a message of the other side changed about a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Returned {
-    /// It did not have it.
+    /// The other side did not have it.
     Stale,
     /// This side still has it.
     Kept,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::leases::LeaseId;
 
-/// A worker, as what it lends sees it. Each of these takes its lock, and does nothing in a fork.
+/// A worker, as seen by what it lends. Each method takes the worker's lock, and does nothing in a fork.
 pub(crate) trait Lender: fmt::Debug + Send + Sync {
     /// Takes memory for a request back.
     fn give_back(&self, id: LeaseId);

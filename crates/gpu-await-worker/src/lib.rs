@@ -1,13 +1,13 @@
 //! Processes that compute on a GPU for [`gpu-await`](gpu_await): a fault ends one of them, and the service goes on.
 //!
-//! A GPU fault ends every context of its process for good, and a kernel that never ends holds its stream for ever: both end with the process
+//! A GPU fault ends every context of its process for good, and a kernel that never ends holds its stream forever: both end with the process
 //! alone. So here a [`Service`] computes in a process that may die, and a [`Worker`] in the front calls it, kills it, and starts it again. The
-//! front makes no call of CUDA.
+//! front makes no CUDA calls.
 //!
 //! | to | see |
 //! |---|---|
 //! | say what a process does | [`Service`], [`Host`], [`Failure`] |
-//! | make a program one that workers can run in | [`init`], [`test_main!`] |
+//! | let workers run in a program | [`init`], [`test_main!`] |
 //! | start a worker, place it, limit it | [`Worker::builder`], [`gpus`], [`gpu_named`], [`Restart`] |
 //! | have another process take over at once | [`WorkerBuilder::standby`] |
 //! | have its process replaced before it dies | [`Worker::replace`], [`WorkerBuilder::replace`], [`Replace`] |
@@ -18,7 +18,7 @@
 //! | send and get large data | [`Lease`], [`Payload`]; in the process [`Payloads`] |
 //! | keep weights on the GPU across deaths | [`Host::keep`], [`kept`], [`forget_kept`] |
 //! | keep state on the GPU that processes write | [`Host::keep_mut`], [`KeptMut`], [`KeptState`] |
-//! | give no answer before the device was well behind it | [`WorkerBuilder::hold_answers`] |
+//! | return an answer only once the device is known to be healthy | [`WorkerBuilder::hold_answers`] |
 //! | answer `/healthz` | [`Worker::health`], [`Group::health`] |
 //! | see what its device does | [`WorkerBuilder::timeline`], [`Worker::timeline`] |
 //! | know what went wrong | [`Error`], [`WorkerLost`], [`Cause`], [`Guilt`], [`Worker::stats`], [`Worker::log`], [`Worker::revive`] |
@@ -62,7 +62,7 @@
 //! | info | a worker is closing | |
 //! | info | a worker was closed | |
 //!
-//! Each once for each time that it happens; two that follow closely may come in the other order, as two threads tell them.
+//! Each is emitted once per occurrence; two in quick succession may come in the other order, since two threads emit them.
 //!
 //! # Operation
 //! A worker takes six descriptors of the front while its process lives, and six more with a standby, or while its process is replaced, and two threads serve all workers. As process 1 of a container the front

@@ -9,7 +9,7 @@
 //! | `Killing(since)` | `SIGKILL` was sent, or will be; its process takes no call | `gone`; after the grace `tick` sets the process aside as *stuck* |
 //! | `Ended` | closed, or given up: there will be no process | `revive`, of one that was given up → `Waiting` |
 //!
-//! A pause of the supervisor, or of the machine, counts in none of them (`a_pause_counts_in_no_limit`).
+//! A pause of the supervisor, or of the machine, counts towards none of them (`a_pause_counts_in_no_limit`).
 //!
 //! A process that is set aside is watched until it is reaped, and counts: with more of them than allowed, no other is started.
 //!
@@ -25,9 +25,9 @@
 //! | `Killing(since)` | likewise; or it is the process that was replaced | `gone` → `Waiting`, after the delay that the death of that process costs, or `Ended` |
 //!
 //! A replacement is a standby that is promoted without a death: `replace` wants one, whether or not the worker has standbys, and `promote`
-//! has it change places with the main process, which drains. A death of the main process meanwhile is as good: whoever serves next is another
-//! process. A replacement that dies counts as a standby, and with too many early ones in a row, or as many starts that the system refuses, none is
-//! wanted any more.
+//! swaps it with the main process, which drains. A death of the main process meanwhile does as well: whatever serves next is another
+//! process. A replacement that dies counts as a standby; after too many early deaths in a row, or as many starts that the system refuses, none
+//! is wanted any more.
 //!
 //! A standby that is stopped or silent when it is to take the main process's place is killed instead, by the caller: the next main process
 //! is started as if there had been none.
@@ -35,17 +35,17 @@
 //! One early death too many gives the worker up, unless its standby had taken over and serves: that one goes on, without a standby
 //! (`what_serves_is_not_given_up`).
 //!
-//! A standby that dies costs the worker nothing but that: its deaths are counted apart, and too many early ones in a row end the standby until
-//! another main process serves. A process that was replaced counts as what it was, a main one.
+//! A standby's death costs the worker only that standby: such deaths are counted separately, and too many early ones in a row end the standby
+//! until another main process serves. A process that was replaced counts as what it was, a main one.
 //!
 //! # Invariants
-//! 1. At most one process takes calls; but for stuck ones a worker has at most one, with a standby two (`a_worker_has_one_process`).
-//! 2. Whatever the order of events, a process is started again or the worker has `Ended`: no state waits for ever for a death that
+//! 1. At most one process takes calls; apart from stuck ones a worker has at most one, or two with a standby (`a_worker_has_one_process`).
+//! 2. Whatever the order of events, a process is started again or the worker has `Ended`: no state waits forever for a death that
 //!    `SIGKILL` does not bring (`a_worker_has_one_process`).
 //! 3. The deaths of standbys, and of replacements, never end, delay or interrupt the service (`a_worker_has_one_process`).
 //! 4. A replacement interrupts nothing: the main process serves until the moment when the other one does (`a_worker_has_one_process`).
-//! 5. A process that is wanted comes, or is given up: who waits for a replacement waits for something that time or a death moves on
-//!    (`a_worker_has_one_process`).
+//! 5. A wanted replacement comes, or is given up: its waiters always wait for something that time or a death moves on
+//! (`a_worker_has_one_process`).
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ impl Role {
     pub(crate) const ALL: [Role; 2] = [Role::Main, Role::Standby];
 }
 
-/// Where the process is.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Waiting(Instant),
@@ -117,12 +117,12 @@ pub(crate) enum Step {
     End,
 }
 
-/// Why a process is not the main one any more.
+/// Why a process is no longer the main one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Predecessor {
     /// It fell.
     Fell,
-    /// It was replaced, and answers what it has.
+    /// It was replaced, and is answering its remaining calls.
     Drains,
 }
 
@@ -131,11 +131,11 @@ enum Predecessor {
 pub(crate) struct Life {
     phases: [Phase; 2],
     deaths: Deaths,
-    /// Of standbys.
+    /// Deaths of standbys.
     standby_deaths: Deaths,
-    /// How many starts of them the system refused, in a row, since a replacement was wanted.
+    /// How many starts of standbys the system refused, in a row, since a replacement was wanted.
     refusals: u32,
-    /// There is to be one.
+    /// A standby is wanted.
     has_standby: bool,
     /// Since when another process is to take the main one's place.
     wanted: Option<Instant>,
@@ -165,7 +165,7 @@ impl Life {
         }
     }
 
-    /// One that has ended, with so many processes that are not gone.
+    /// The life of a worker that has ended, with this many stuck processes.
     pub(crate) fn over(now: Instant, stuck: usize) -> Self {
         Life { phases: [Phase::Ended; 2], stuck, ..Life::new(now, false) }
     }
@@ -194,7 +194,7 @@ impl Life {
 
     /// Whether a standby is ready, or will be unless it dies.
     pub(crate) fn expects_standby(&self) -> bool {
-        // One that drains may take its time.
+        // A draining process may take its time.
         let none = matches!(self.phase(Role::Standby), Phase::Ended | Phase::Draining { .. });
         self.has_standby && !self.closing && !none
     }
@@ -219,7 +219,7 @@ impl Life {
         self.wanted.is_some()
     }
 
-    /// Since when that waits for the process that could do so, and is ready.
+    /// Since when a replacement has been wanted, if a process is ready to be promoted.
     pub(crate) fn held_since(&self) -> Option<Instant> {
         self.wanted.filter(|_| self.can_promote())
     }
@@ -249,7 +249,7 @@ impl Life {
         }
     }
 
-    /// Nobody looked for so long: that is not the processes' time.
+    /// Nobody looked for this long, which does not count against the processes.
     pub(crate) fn held_up(&mut self, time: Duration) {
         self.wanted = self.wanted.map(|since| since + time);
         for phase in &mut self.phases {
@@ -261,7 +261,7 @@ impl Life {
         }
     }
 
-    /// Time passes. Moves on only where it says so: the caller kills or starts, and says that.
+    /// Time passes. Only a start or a stuck process changes the state here: the caller kills, and then says so.
     pub(crate) fn tick(&mut self, role: Role, now: Instant, limits: &Limits) -> Step {
         if self.due(role, limits).is_none_or(|due| now < due) {
             return Step::Nothing;
@@ -294,7 +294,7 @@ impl Life {
         }
     }
 
-    /// The service started; false if nobody waited for that.
+    /// The service started; false if the process was not starting.
     pub(crate) fn serves(&mut self, role: Role, now: Instant) -> bool {
         let starts = matches!(self.phase(role), Phase::Starting { said_hello: true, .. });
         if starts {
@@ -316,7 +316,7 @@ impl Life {
         falls && is_there && !self.closing
     }
 
-    /// The main process falls, or is gone: whether a standby takes its place, and it the standby's.
+    /// The main process falls, or is gone. Returns whether a standby swaps places with it.
     pub(crate) fn take_over(&mut self, now: Instant) -> bool {
         let [main, standby] = self.phases;
         let fallen = match main {
@@ -333,7 +333,7 @@ impl Life {
             return false;
         }
         (self.phases, self.predecessor) = ([next, fallen], Some(Predecessor::Fell));
-        // Whoever wanted another process has one.
+        // This is the other process that was wanted.
         self.wanted = None;
         true
     }
@@ -358,7 +358,7 @@ impl Life {
         self.is_wanted() && self.is_serving() && self.is_standby_ready()
     }
 
-    /// The standby, which has no call, takes the main process's place, if that is wanted; and it the standby's, to end until then.
+    /// If a replacement is wanted, the standby, which has no call, swaps places with the main process, which is to end by `until`.
     pub(crate) fn promote(&mut self, now: Instant, until: Instant) -> bool {
         let [Phase::Serving(served), Phase::Serving(_)] = self.phases else { return false };
         if !self.is_wanted() {
@@ -369,7 +369,7 @@ impl Life {
         true
     }
 
-    /// No other process is started. What serves ends until then, and what does not is to be killed: returns which must be.
+    /// No other process is started. A serving process is to end by `until`; returns which of the others must be killed.
     pub(crate) fn close(&mut self, until: Instant) -> [bool; 2] {
         (self.closing, self.wanted) = (true, None);
         self.phases.each_mut().map(|phase| match phase {
@@ -419,7 +419,7 @@ impl Life {
         };
         let before = if role == Role::Standby { self.predecessor.take() } else { None };
         let is_main = role == Role::Main || before.is_some();
-        // One that has given up its place says nothing about the service by going.
+        // A process that was replaced says nothing about the service by ending.
         let goes = before == Some(Predecessor::Drains) && sign == Sign::Early;
         let sign = if goes { Sign::None } else { sign };
         if self.closing {
@@ -438,7 +438,7 @@ impl Life {
                 *standby = Phase::Ended;
             }
         }
-        // A refusal says nothing about the service, and ends no standby; but whoever waits for a replacement is told.
+        // A refusal says nothing about the service, and ends no standby; but those that wait for a replacement get an error.
         let is_refused = !is_main && sign == Sign::Refused;
         self.refusals = if is_refused { self.refusals.saturating_add(1) } else { 0 };
         let not_replaced = self.is_wanted() && self.refusals > policy.early_deaths;

@@ -1,4 +1,4 @@
-//! [`Link`]: a process' end of the socket to its supervisor.
+//! [`Link`]: a process's end of the socket to its supervisor.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::frame::{Ending, ToSupervisor};
 use crate::last_words;
 use crate::system::{self, Received, Sent};
 
-/// When a packet is sent again that the kernel had no memory for.
+/// When to send a packet again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// The socket, and messages that wait for room in it.
@@ -30,13 +30,13 @@ const AGAIN: Duration = Duration::from_millis(10);
 pub(crate) struct Link {
     socket: AsyncFd<OwnedFd>,
     waiting: Mutex<Vec<Vec<u8>>>,
-    /// A task sends what waits.
+    /// A task is sending the messages that wait.
     is_flushing: AtomicBool,
     runtime: tokio::runtime::Handle,
     process: Process,
-    /// Who waits for memory that the supervisor keeps.
+    /// Tasks that wait for memory that the supervisor keeps.
     asked: Mutex<Vec<(String, oneshot::Sender<KeptReply>)>>,
-    /// What this process asked for to write it, and who waits for it, if it has not come.
+    /// Memory that this process asked to write, each with the task that waits for it until it comes.
     asked_mut: Mutex<BTreeMap<String, Option<oneshot::Sender<Lent>>>>,
 }
 
@@ -54,8 +54,8 @@ pub(crate) struct Lent {
 }
 
 impl Link {
-    /// Of this process, on the runtime of the calling task, which watches whether there is something to read: with more than that, each
-    /// packet that the supervisor takes would wake this process up.
+    /// Makes the link of this process, on the calling task's runtime, which watches only whether there is something to read: if it also watched
+    /// for room, each packet that the supervisor takes would wake this process.
     pub(crate) fn new(socket: AsyncFd<OwnedFd>, runtime: tokio::runtime::Handle) -> Link {
         Link {
             socket,
@@ -73,7 +73,7 @@ impl Link {
         let _task = self.runtime.spawn(task);
     }
 
-    /// The longest packet that goes out.
+    /// The longest packet that can be sent.
     pub(crate) fn most_packet(&self) -> usize {
         system::most_packet(self.socket.as_fd())
     }
@@ -87,14 +87,14 @@ impl Link {
         loop {
             match system::send(self.socket.as_fd(), &[header, body], fds) {
                 Sent::Full if self.room().await.is_ok() => {}
-                // Nothing wakes it up.
+                // Nothing tells when there is memory.
                 Sent::Full | Sent::NoMemory => sleep(&self.runtime, AGAIN).await,
                 sent => return sent,
             }
         }
     }
 
-    /// Waits until the socket may take a packet, by a descriptor of its own.
+    /// Waits until the socket may take a packet, on a separate descriptor.
     async fn room(&self) -> io::Result<()> {
         let socket = self.socket.get_ref().try_clone()?;
         system::registered(socket, Interest::WRITABLE)?.writable().await.map(drop)
@@ -108,7 +108,7 @@ impl Link {
         }
     }
 
-    /// Sends a short message now, or later in front of nothing. A fork of the process says nothing in its name.
+    /// Sends a short message now, or queues it behind the others. A fork of the process says nothing in its name.
     pub(crate) fn post(self: &Arc<Self>, message: &ToSupervisor<'_>) {
         if !self.process.is_here() {
             return;
@@ -135,7 +135,7 @@ impl Link {
             }
             if waiting.is_empty() {
                 self.is_flushing.store(false, Ordering::SeqCst);
-                // Whoever came before that started no task.
+                // A message that was queued before that started no task.
                 if self.waiting.lock().is_empty() || self.is_flushing.swap(true, Ordering::SeqCst) {
                     return;
                 }
@@ -156,7 +156,7 @@ impl Link {
         reply.await.ok()
     }
 
-    /// Hands kept memory to who asked for it.
+    /// Hands kept memory to whichever task asked for it.
     pub(crate) fn kept(&self, name: &str, reply: KeptReply) {
         let mut asked = self.asked.lock();
         if let Some(at) = asked.iter().position(|(wanted, _)| wanted == name) {
@@ -179,7 +179,7 @@ impl Link {
         Some(given)
     }
 
-    /// Hands memory to write to who asked for it.
+    /// Hands memory to write to whichever task asked for it.
     pub(crate) fn given(&self, name: &str, given: Lent) {
         let sender = self.asked_mut.lock().get_mut(name).and_then(Option::take);
         if let Some(sender) = sender {
@@ -212,7 +212,7 @@ impl Link {
 
     /// Takes one packet, with descriptors; `None` at the end.
     ///
-    /// With `hot`, it looks for so long before it sleeps, and lets other tasks run in between.
+    /// With `hot`, it spins for that long before it sleeps, and yields to other tasks in between.
     pub(crate) async fn receive(
         &self,
         buffer: &mut [u8],
@@ -244,7 +244,7 @@ impl Link {
     }
 }
 
-/// Waits on this runtime, whatever polls it.
+/// Sleeps on this runtime, whichever one polls it.
 pub(crate) fn sleep(runtime: &tokio::runtime::Handle, time: Duration) -> tokio::time::Sleep {
     let _on = runtime.enter();
     tokio::time::sleep(time)

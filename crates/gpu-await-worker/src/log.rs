@@ -27,7 +27,7 @@ impl Log {
         self.bytes.extend(kept);
     }
 
-    /// Its last lines, of at most so many bytes.
+    /// Its last lines, at most `most` bytes.
     pub(crate) fn last_lines(&self, most: usize) -> String {
         let (front, back) = self.bytes.as_slices();
         let all = [front, back].concat();

@@ -17,7 +17,7 @@ use crate::ticket::Returned;
 #[derive(Debug)]
 pub(crate) struct Members {
     handles: Vec<Arc<Handle>>,
-    /// Of equals, which one is next.
+    /// Which of several equal workers is next.
     turn: AtomicUsize,
     moved: AtomicU64,
 }
@@ -58,9 +58,9 @@ impl Members {
         mut payload: Option<Input>,
         mut terms: Terms,
     ) -> Result<(Member, SentCall)> {
-        // One that ended since it was picked is not picked again; of those that have all ended, the last one says why.
+        // A worker that ended since it was picked is not picked again; if all have ended, the last one says why.
         let mut tries = self.handles.len();
-        // To where it has room, if that serves; else the place goes along.
+        // To the worker where it has room, if that serves; otherwise the room goes along.
         let has_it = |handle: &Arc<Handle>| {
             room.as_ref().is_some_and(|room| room.is_at(&handle.inside.spec.lender))
         };
@@ -83,7 +83,7 @@ impl Members {
         }
     }
 
-    /// Sends a call once more that came back, if it may go on.
+    /// Sends a call that came back once more, if it may go on.
     pub(crate) fn send_again(
         &self,
         member: Member,
@@ -102,7 +102,7 @@ impl Members {
             self.moved.fetch_add(1, Ordering::Relaxed);
         }
         sent.map_err(|refused| match (error, refused) {
-            // It was made, whatever keeps it from being made again.
+            // The call was made, whatever keeps it from being made again.
             (
                 Error::Lost(lost),
                 Error::Overloaded { .. } | Error::GivenUp { .. } | Error::Closed,

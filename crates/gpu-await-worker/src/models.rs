@@ -59,7 +59,7 @@ struct Model {
     is_falling: bool,
 }
 
-/// Who lends nothing.
+/// A lender that lends nothing.
 #[derive(Debug)]
 struct Nobody;
 
@@ -69,7 +69,7 @@ impl Lender for Nobody {
     fn give_back_room(&self) {}
 }
 
-/// Room of no worker.
+/// Room that belongs to no worker.
 fn nowhere() -> Room {
     let nobody: Weak<Nobody> = Weak::new();
     Room::of(&(nobody as Weak<dyn Lender>))
@@ -96,21 +96,21 @@ proptest! {
         let mut calls = Calls::new(CAPACITY, 1000);
         let (mut made, mut ended, mut reserved) = (0u32, Ended::default(), 0);
         let mut ids: Vec<CallId> = Vec::new();
-        // Of calls that count elsewhere, which hold them until a process is done with them.
+        // Rooms of calls that count elsewhere, held until a process is done with the call.
         let mut rooms: Vec<Room> = Vec::new();
         let guests = |calls: &mut Calls<u32>, rooms: &[Room]| {
             drop(calls.take_freed());
             rooms.iter().filter(|room| room.is_shared()).count()
         };
-        // What which process has, and who is suspected: for invariants 2, 5 and 6.
+        // Which process has which call, and which are suspects: for invariants 2, 5 and 6.
         let mut running: BTreeMap<CallId, u32> = BTreeMap::new();
         let mut suspects: BTreeSet<CallId> = BTreeSet::new();
         let mut waits: BTreeSet<CallId> = BTreeSet::new();
-        // Since when the process is at a call; the limits; whether it is to be killed.
+        // Since when the process is at a call; the limits; which processes are to be killed.
         let mut begun: BTreeMap<CallId, Instant> = BTreeMap::new();
         let mut limits: BTreeMap<CallId, Duration> = BTreeMap::new();
         let mut killed: BTreeSet<u32> = BTreeSet::new();
-        // How often each may be sent, and was; when it was sent last, and whether to run alone; when a process answered one that did not.
+        // How often each may be sent, and was; when it was sent last, and whether to run alone; when a process answered one that did not run alone.
         let mut tries: BTreeMap<CallId, u32> = BTreeMap::new();
         let mut sent: BTreeMap<CallId, (u32, Instant, bool)> = BTreeMap::new();
         let mut left: BTreeMap<u32, Instant> = BTreeMap::new();
@@ -201,14 +201,14 @@ proptest! {
                     let has: Vec<_> =
                         running.iter().filter(|(_, it)| **it == process).map(|(id, _)| *id).collect();
                     let culprit = [Culprit::Running, Culprit::Begun, Culprit::Unclear, Culprit::Outside, Culprit::Killed][why];
-                    // Who may be the reason.
+                    // The calls that may be the reason.
                     let may: BTreeSet<_> = has.iter().copied().filter(|id| match culprit {
                         Culprit::Running | Culprit::Unclear | Culprit::Killed => true,
                         Culprit::Begun => begun.contains_key(id),
                         Culprit::Outside => false,
                     }).collect();
                     let unclear = matches!(culprit, Culprit::Unclear | Culprit::Killed);
-                    // Alone, at it, and long after whatever others left behind.
+                    // Alone, begun, and long after whatever others left behind.
                     let alone = may.first().filter(|_| may.len() == 1 && !unclear);
                     let guilty = alone.is_some_and(|id| begun.contains_key(id) && {
                         let (_, since, placed) = sent[id];
@@ -390,7 +390,7 @@ proptest! {
         const END: usize = 8192;
         let now = Instant::now();
         let (mut calls, mut leases) = (Calls::new(8, 1000), Leases::new(0, 0, END as u64));
-        // Whose bytes lie where; the calls with their leases, as the front has them; what the process reads.
+        // Which call's bytes are where; the calls with their leases, as the front has them; what the process reads.
         let mut memory = vec![0u32; END];
         let mut read: BTreeMap<CallId, (LeaseId, Part, u32)> = BTreeMap::new();
         let mut ids: Vec<CallId> = Vec::new();
@@ -476,7 +476,7 @@ proptest! {
             let next = deaths.count(&policy, served, sign);
             prop_assert_eq!(deaths.early(), early);
             let Next::StartAfter(delay) = next else {
-                // By that death, and by no later one while calls ran.
+                // By the latest death, and never by one while calls ran.
                 prop_assert!(early > policy.early_deaths && !calls);
                 continue;
             };
@@ -521,7 +521,7 @@ proptest! {
             let drains = life.is_drained(role);
             let is_main = role == Role::Main || life.is_replaced(role) && !drains;
             let mut done = Step::Nothing;
-            // Who could take over.
+            // The process that could take over.
             let ready = seats[1].filter(|it| processes[*it].is_ready && !processes[*it].is_falling);
             match (step, seats[at]) {
                 (0..=2, seat) => {

@@ -2,19 +2,19 @@
 //!
 //! | place | meaning | left by |
 //! |---|---|---|
-//! | absent | there is none | `ask` → `Making`, for who asked |
+//! | absent | there is none | `ask` → `Making`, for the asker |
 //! | `Making` | one process makes it, all zeros, and nobody else has it | `made` → `Lent`; `gone` → absent |
 //! | `Lent` | this process may write it | `gone`, once it is reaped → `Settling` |
-//! | `Settling` | its process is gone, and perhaps something that still has the memory is not | `settled` → `Free`; `set_aside` → absent |
-//! | `Free` | nobody has it | `ask` → `Lent`, for who asked; `forget` → absent |
+//! | `Settling` | its process is gone, but something else may still have the memory | `settled` → `Free`; `set_aside` → absent |
+//! | `Free` | nobody has it | `ask` → `Lent`, for the asker; `forget` → absent |
 //!
-//! Beside the place it has a mark: `writes` from a process that begins to write sets it, and one that ends clears it. A process that goes while it is
-//! set leaves its number there, for whoever gets the memory next, until a write ends well.
+//! Each entry also has a mark: `writes` sets it when a process begins to write, and clears it when the process ends its writes. A process that goes
+//! while it is set leaves its number there, for whoever gets the memory next, until a write succeeds.
 //!
 //! # Invariants
-//! 1. At most one process has it, and nobody has what may still be in other hands: between two processes lie the end of the first one and a proof
-//!    that nothing has it (`never_two_writers`).
-//! 2. Whoever gets it learns of the last write that did not end, and of no other (`never_two_writers`).
+//! 1. At most one process has it, and nobody gets it while something else may still have it: between two processes lie the end of the first
+//! one and a proof that nothing has it (`never_two_writers`).
+//! 2. The next process that gets it learns of the last write that did not end, and of no other (`never_two_writers`).
 //! 3. A process keeps it until it is gone: nothing that it says gives it to another one (`never_two_writers`).
 #![forbid(unsafe_code)]
 
@@ -27,13 +27,13 @@ use crate::kept::{Key, Owner};
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Given<'k, D> {
-    /// It makes it, under this number.
+    /// The asker makes it, under this number.
     Make(u64),
-    /// It may write it, under this number; made under the other one, and with the number of a process that died as it wrote.
+    /// The asker may write it, under `generation`; it was made under `made`, and `died` is the number of a process that died while writing.
     Take { generation: u64, made: u64, died: Option<u64>, memory: &'k D },
     /// Another process has it, or may have.
     Wait,
-    /// It has it already.
+    /// The asker has it already.
     Twice,
 }
 
@@ -51,14 +51,14 @@ struct Entry<D, R> {
     memory: Option<D>,
     /// The number that it was made under.
     made: u64,
-    /// That of who has it, or had it last.
+    /// The number of the process that has it, or had it last.
     generation: u64,
     writes: bool,
-    /// Whose write did not end.
+    /// The number of the process whose write did not end.
     died: Option<u64>,
 }
 
-/// All of it. What remains of a process is asked whether that still has the memory.
+/// All such memory. What remains of a process (`R`) tells whether that still has the memory.
 #[derive(Debug)]
 pub(crate) struct Mutable<D, R> {
     entries: BTreeMap<Key, Entry<D, R>>,
@@ -70,7 +70,7 @@ impl<D, R: Clone> Mutable<D, R> {
         Mutable { entries: BTreeMap::new(), generations: 0 }
     }
 
-    /// A process asks for it, the one with this number.
+    /// The process with this number asks for it.
     pub(crate) fn ask(&mut self, key: &Key, asker: Owner, process: u32) -> Given<'_, D> {
         let generation = self.generations + 1;
         if !self.entries.contains_key(key) {
@@ -96,7 +96,7 @@ impl<D, R: Clone> Mutable<D, R> {
         }
     }
 
-    /// What nobody has.
+    /// The memory, if nobody has it.
     pub(crate) fn free(&self, key: &Key) -> Option<&D> {
         let entry = self.entries.get(key)?;
         entry.memory.as_ref().filter(|_| matches!(entry.place, Place::Free))
@@ -128,7 +128,7 @@ impl<D, R: Clone> Mutable<D, R> {
         }
     }
 
-    /// A process is reaped, and this remains of it; whether somebody may have waited. What an `untrusted` one said of its writes counts for nothing.
+    /// A process is reaped, and this remains of it; returns whether somebody may have waited. Whatever an `untrusted` one said of its writes is ignored.
     pub(crate) fn gone(&mut self, by: Owner, untrusted: bool, now: Instant, remains: &R) -> bool {
         let before = self.entries.len();
         self.entries
@@ -146,14 +146,14 @@ impl<D, R: Clone> Mutable<D, R> {
         is_free
     }
 
-    /// A process will not be waited for: what it has is its own from now on.
+    /// A process is given up on: its memory stays its own.
     pub(crate) fn abandon(&mut self, by: Owner) -> Vec<D> {
         self.remove(|_, place| {
             matches!(place, Place::Making { owner, .. } | Place::Lent { owner, .. } if *owner == by)
         })
     }
 
-    /// What remains of the process that had it, and since when, if that may still have it.
+    /// What remains of the process that had it, and since when, while that may still have the memory.
     pub(crate) fn settling(&self, key: &Key) -> Option<(Instant, &D, &R)> {
         let entry = self.entries.get(key)?;
         match (&entry.place, &entry.memory) {
@@ -171,7 +171,7 @@ impl<D, R: Clone> Mutable<D, R> {
         }
     }
 
-    /// Something keeps it: it is nobody's from now on, and who asks makes another.
+    /// Something keeps it: it is given up, and the next asker makes another.
     pub(crate) fn set_aside(&mut self, key: &Key) -> Vec<D> {
         self.remove(|it, place| it == key && matches!(place, Place::Settling { .. }))
     }
@@ -184,14 +184,14 @@ impl<D, R: Clone> Mutable<D, R> {
         }
     }
 
-    /// Removes what no process has, and is so chosen.
+    /// Removes memory with a chosen key that no process has.
     pub(crate) fn forget(&mut self, chosen: impl Fn(&Key) -> bool) -> Vec<D> {
         self.remove(|key, place| {
             chosen(key) && matches!(place, Place::Settling { .. } | Place::Free)
         })
     }
 
-    /// What there is.
+    /// All memory.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&Key, &D)> {
         self.entries.iter().filter_map(|(key, entry)| Some((key, entry.memory.as_ref()?)))
     }

@@ -1,4 +1,4 @@
-//! What the builder of a worker sets, and within which limits (pure).
+//! The options that a worker's builder sets, and their limits (pure).
 //!
 //! # Invariants
 //! 1. Options that no process can be started with, or that would hold up other workers, are refused before anything starts
@@ -23,22 +23,22 @@ use crate::slab::status_bytes;
 /// Slabs are whole pages.
 const PAGE: u64 = 4096;
 pub(crate) const CALLS: RangeInclusive<u64> = 1..=1 << 20;
-/// Buffers of the supervisor's thread are as long; and of a longer packet more than 4 MiB would be one piece of the kernel's memory, which it
-/// never has (`ENOBUFS`).
+/// The supervisor's buffers are as long; and a longer packet would need more than 4 MiB of contiguous kernel memory, which is never there
+/// (`ENOBUFS`).
 const MESSAGE_BYTES: RangeInclusive<u64> = 64..=4 << 20;
 const SLAB_BYTES: RangeInclusive<u64> = PAGE..=1 << 40;
 const THREADS: RangeInclusive<u64> = 1..=1024;
 const LOG_BYTES: RangeInclusive<u64> = 0..=64 << 20;
-/// Some hundred bytes each, and names that a program may make longer: a timeline has at most 64 MiB.
+/// A few hundred bytes each, and names that a program may make longer: a timeline has at most 64 MiB.
 const TIMELINE: RangeInclusive<u64> = 0..=1 << 16;
 const LEAST_RESIDENT: u64 = 1 << 20;
 const MOST_HOT: Duration = Duration::from_secs(1);
 /// The longest variable of a program's environment, with its name, `=` and the zero at its end: `MAX_ARG_STRLEN` of `execve(2)`.
 const VARIABLE_BYTES: u64 = 128 << 10;
-/// All variables that are set, likewise: a quarter of the least usual stack has room for twice as much.
+/// All variables together: a quarter of the smallest usual stack has room for twice as much.
 const ENVIRONMENT_BYTES: u64 = 1 << 20;
 
-/// The longest time that is a limit: a century, which added to any moment is one.
+/// The longest limit: a century, which can be added to any moment.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A limit that can be added to any moment.
@@ -50,7 +50,7 @@ pub(crate) fn capped(limit: Duration) -> Duration {
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) most_calls: usize,
-    /// Of all workers of its group: those that another one let in may come to this one.
+    /// Calls of all workers of its group: those that another worker admitted may come to this one.
     pub(crate) most_group_calls: usize,
     pub(crate) most_message_bytes: u32,
     pub(crate) most_waiting_bytes: u64,
@@ -77,16 +77,16 @@ pub(crate) struct Options {
     pub(crate) blame: Option<Blame>,
     pub(crate) log_bytes: usize,
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// What is known of keys: one for all workers of a group.
+    /// What is known about keys, shared by all workers of a group.
     pub(crate) blamed: Arc<Mutex<Blamed>>,
-    /// Given up, it is probed: it begins anew after a while.
+    /// Once given up, it is probed: it begins anew after a while.
     pub(crate) probes: bool,
     /// How many operations of the device each process logs.
     pub(crate) timeline: u32,
 }
 
 impl Options {
-    /// How many calls it may have at once, those included that count elsewhere.
+    /// How many calls it may have at once, including those that count elsewhere.
     pub(crate) fn most_slots(&self) -> usize {
         self.most_calls.max(self.most_group_calls)
     }
@@ -129,7 +129,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what no worker can have, and makes slabs whole pages.
+    /// Refuses impossible options, and rounds slabs up to whole pages.
     pub(crate) fn checked(mut self, file_limit: u64) -> Result<Options> {
         within("calls under way (`most_calls`)", self.most_calls as u64, CALLS)?;
         let what = "bytes of a message (`most_message_bytes`; large data goes as a payload)";
@@ -188,7 +188,7 @@ impl Options {
 }
 
 impl Options {
-    /// Refuses what two processes beside each other are for, where a fault of one ends both.
+    /// Refuses an option that needs two processes beside each other where a fault of one ends both.
     pub(crate) fn check_alone(&self, option: &'static str) -> Result<()> {
         let why = "under MPS the fault of one process ends the other one as well";
         match self.allow_mps {
@@ -205,7 +205,7 @@ fn within(what: &'static str, found: u64, limits: RangeInclusive<u64>) -> Result
 }
 
 fn millis(time: Duration) -> u64 {
-    // Rounded up: what is just too long is.
+    // Rounded up, so that a time just over the limit is over it.
     time.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u64::MAX)
 }
 

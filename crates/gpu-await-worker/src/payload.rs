@@ -14,10 +14,10 @@ use crate::system;
 
 /// Shared memory for the payload of a request, to be written before the call.
 ///
-/// It dereferences to `[u8]`, and belongs to the worker, whatever becomes of its processes. From the call on the process reads it. The memory
-/// is used again when the process has said that it is done, or was reaped, also if the future of the call was dropped long before; that of
+/// It dereferences to `[u8]`, and belongs to the worker, whatever becomes of its processes. Once the call is made, the process reads it. The
+/// memory is reused when the process has said that it is done, or was reaped, even if the future of the call was dropped long before; for
 /// a call that [may run again](crate::Call::idempotent), only when the call has ended as well. Until then it counts against
-/// [`payload_bytes`](crate::WorkerBuilder::payload_bytes), so that callers that give up meet back pressure. A call of another worker gets a copy.
+/// [`payload_bytes`](crate::WorkerBuilder::payload_bytes), so that callers that give up meet back pressure. A call to another worker gets a copy.
 pub struct Lease {
     pub(crate) lender: Weak<dyn Lender>,
     pub(crate) slab: Arc<Slab>,
@@ -44,7 +44,7 @@ impl DerefMut for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // One that was sent is returned by the process, or goes with its slab.
+        // A lease that was sent is returned by the process, or goes with its slab.
         if let Some(lender) = self.lender.upgrade() {
             lender.give_back(self.id);
         }
@@ -91,7 +91,7 @@ pub(crate) enum Placed {
     },
 }
 
-/// So many bytes that wait in the front for room, until it is dropped.
+/// Counts bytes that wait in the front for room, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     bytes: u64,
@@ -99,7 +99,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Counts them, unless with them there are more than `limit`: then that is how many there would be.
+    /// Counts these bytes, unless the total would exceed `limit`: then returns that total.
     pub(crate) fn count(bytes: u64, all: &Arc<AtomicU64>, limit: u64) -> Result<Self, u64> {
         let more = |all: u64| all.checked_add(bytes).filter(|all| *all <= limit);
         // ORDERING: Relaxed, as below: a count that orders nothing.
@@ -117,11 +117,11 @@ impl Drop for Waiting {
     }
 }
 
-/// What came beside an answer, in memory that the process of the worker shares.
+/// The payload of an answer, in memory shared with the worker's process.
 ///
 /// The process can still write it, by mistake, for as long as it lives. So nothing here makes a reference to it but
 /// [`as_slice`](Self::as_slice), which is `unsafe`: the bytes are copied, or written to a descriptor. When it is dropped, the process may
-/// use the memory for another answer; the memory of a process that died is never used again. Until then it counts against
+/// use the memory for another answer; the memory of a process that died is never reused. Until then it counts against
 /// [`payload_bytes`](crate::WorkerBuilder::payload_bytes): other calls wait for its room.
 pub struct Payload {
     pub(crate) lender: Weak<dyn Lender>,
@@ -144,13 +144,13 @@ impl Payload {
         self.part.len == 0
     }
 
-    /// Copies the beginning of it, as many bytes as both have; returns how many that were.
+    /// Copies as many of its first bytes as `into` holds; returns how many.
     pub fn copy_to(&self, into: &mut [u8]) -> usize {
         self.slab.copy_out(self.part, into);
         into.len().min(self.len())
     }
 
-    /// All of it, copied.
+    /// Copies all of it.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
@@ -164,7 +164,7 @@ impl Payload {
     /// As the descriptor does.
     ///
     /// # Errors
-    /// Those of `write(2)`; in a fork, where the memory is not.
+    /// Those of `write(2)`; in a fork, where the memory is not mapped.
     pub fn write_to(&self, file: impl AsFd, from: usize) -> io::Result<usize> {
         if !self.slab.is_here() {
             return Err(io::Error::other("shared memory of the parent of this fork"));
@@ -175,7 +175,7 @@ impl Payload {
         unsafe { system::write_from(file.as_fd(), self.slab.at(part), rest) }
     }
 
-    /// The address of its first byte, for copies by others.
+    /// The address of its first byte, for copies made elsewhere.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.slab.at(self.part)
@@ -184,7 +184,7 @@ impl Payload {
     /// Its bytes in place.
     ///
     /// # Safety
-    /// The process of the worker does not write them while the slice lives. One that keeps to this crate never does, but a stray pointer
+    /// The worker's process must not write them while the slice lives. One that uses only this crate never does, but a stray pointer
     /// or a stray kernel of it may.
     #[must_use]
     pub unsafe fn as_slice(&self) -> &[u8] {

@@ -22,7 +22,7 @@ use crate::room::Room;
 use crate::service::Service;
 use crate::ticket::Outcome;
 
-/// A call that has not been sent: its options. Awaiting it sends it, and gives the response; so does [`send`](Self::send), at once.
+/// A call that has not been sent, with its options. Awaiting it sends it and returns the response; [`send`](Self::send) sends it at once.
 ///
 /// # Examples
 /// ```no_run
@@ -42,12 +42,12 @@ pub struct Call<S: Service> {
     limit: Option<Duration>,
     attempts: u32,
     keys: Keys,
-    /// What was reserved for it.
+    /// The room that was reserved for it.
     room: Option<Room>,
     service: PhantomData<fn() -> S>,
 }
 
-/// Whom a call is made to.
+/// The target of a call.
 #[derive(Clone)]
 pub(crate) enum To {
     Worker(Arc<Handle>),
@@ -91,14 +91,14 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Sends bytes with it as its payload, which are copied once; where there is no room, when there is: until then the front holds them, up to
+    /// Sends bytes as its payload, which are copied once. Without room for them they wait in the front, up to
     /// [`most_waiting_bytes`](crate::WorkerBuilder::most_waiting_bytes), and calls without a payload or with a lease pass.
     pub fn payload(mut self, bytes: impl Into<Arc<[u8]>>) -> Self {
         self.payload = Some(Input::Bytes(bytes.into()));
         self
     }
 
-    /// Gives up after this time, wherever the call is: it ends with [`Error::Deadline`]. The process goes on with it; but a
+    /// Gives up after this time, whatever the state of the call: it ends with [`Error::Deadline`]. The process goes on with it; but a
     /// [suspect](Self::idempotent) that runs alone has 1 s more, and is then killed with its process ([`Cause::Abandoned`](crate::Cause::Abandoned)).
     /// So is one whose future was dropped, once its deadline, if it has one, has passed.
     pub fn deadline(mut self, limit: Duration) -> Self {
@@ -106,22 +106,22 @@ impl<S: Service> Call<S> {
         self
     }
 
-    /// Kills the process if it takes longer than this for the call: what else ends a kernel that does not? It ends with
+    /// Kills the process if the call takes longer than this: nothing else ends a kernel that never does. The call ends with
     /// [`Lost`](Error::Lost), and so do other calls, unless they are [idempotent](Self::idempotent).
     ///
-    /// It is counted from when the process begins with the call. Waiting is not: for a process that takes calls, for room for its payload,
-    /// in the process for its first turn, and for what its service says ([`Payloads::pause_limit`](crate::Payloads::pause_limit)). A [`deadline`](Self::deadline) bounds all of that. One that waits behind a call which has no
-    /// limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
+    /// The limit counts from when the process begins the call. Waiting does not count: for a process that takes calls, for room for the payload,
+    /// in the process for the first poll, or while its service [pauses the limit](crate::Payloads::pause_limit). A [`deadline`](Self::deadline) bounds all of that.
+    /// A call behind one that has no limit, and blocks the executor, waits with it: see [`executor_limit`](crate::WorkerBuilder::executor_limit).
     ///
-    /// A call that has begun counts on while it waits for others: for the stream that it shares with them, or for code that blocks the executor.
-    /// So a stream for each call, or slack in the limit, keeps those that wait from overrunning. Which call held up the process is not known
-    /// unless one alone had begun: all that had are [suspects](crate::Guilt::Suspect), and run alone if they may run again. One that takes longer
-    /// than its limit alone is guilty.
+    /// Once a call has begun, its limit counts on while it waits for others: for a stream that it shares with them, or for code that blocks the
+    /// executor. A stream for each call, or slack in the limit, keeps waiting calls from overrunning. Which call held up the process is unknown
+    /// unless only one had begun: all that had are [suspects](crate::Guilt::Suspect), and run alone if they may run again. A call that exceeds its
+    /// limit alone is guilty.
     ///
-    /// The first panic of a process with `RUST_BACKTRACE=1` keeps its executor for more than 100 ms, in which names are looked up: limits that are
-    /// shorter want [`env`](crate::WorkerBuilder::env) with `RUST_BACKTRACE=0`.
+    /// The first panic of a process with `RUST_BACKTRACE=1` blocks its executor for more than 100 ms, to look up symbols: for a shorter limit
+    /// set `RUST_BACKTRACE=0` with [`env`](crate::WorkerBuilder::env).
     ///
-    /// No call takes no time: with a limit of zero it is not sent, and ends with [`Error::Unfit`].
+    /// A limit of zero is refused: the call is not sent, and ends with [`Error::Unfit`].
     pub fn within(mut self, limit: Duration) -> Self {
         if limit.is_zero() && self.request.is_ok() {
             let what = "nanoseconds of a call (`Call::within`)";
@@ -138,23 +138,23 @@ impl<S: Service> Call<S> {
     /// [was alone](crate::Guilt::Alone) is not sent again. If somebody killed the process (`SIGKILL` from outside), all run again beside one another
     /// once, and then alone.
     ///
-    /// In a [`Group`](crate::Group) the next process may be another worker's. Where there is none that takes it, since the workers are given up,
-    /// closed or full, it ends with the [`Lost`](Error::Lost) of the last one that had it.
+    /// In a [`Group`](crate::Group) the next process may be another worker's. If none takes it, because the workers are given up, closed or
+    /// full, it ends with the [`Lost`](Error::Lost) of the last one that had it.
     ///
-    /// The memory of its payload is used again when it has ended.
+    /// The memory of its payload is reused only once the call has ended.
     pub fn idempotent(mut self) -> Self {
         self.attempts = 3;
         self
     }
 
-    /// What the request is known by, if calls of it kill processes: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame). Two calls that
-    /// do the same have the same key, such as the hash of what they do it with.
+    /// Identifies the request, if its calls kill processes: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame). Two calls that do the same
+    /// have the same key, such as a hash of their input.
     pub fn key(mut self, key: impl Hash) -> Self {
         self.keys.request = Some(hash(|hasher| key.hash(hasher)));
         self
     }
 
-    /// Who sent it: see [`Blame::client_guilty`](crate::Blame::client_guilty).
+    /// Identifies the sender: see [`Blame::client_guilty`](crate::Blame::client_guilty).
     pub fn client(mut self, client: impl Hash) -> Self {
         self.keys.client = Some(hash(|hasher| client.hash(hasher)));
         self
@@ -192,14 +192,14 @@ impl<S: Service> Call<S> {
     }
 }
 
-/// Of a request, unless that would take long.
+/// The digest of a request, unless that would take long.
 fn digest(request: &[u8], payload: &[u8]) -> Option<u64> {
     const MOST: usize = 1 << 20;
     let is_short = payload.len() <= MOST;
     is_short.then(|| hash(|hasher| (request, payload).hash(hasher)))
 }
 
-/// Nobody outside of this process can find two that have the same.
+/// A keyed hash, so that nobody outside this process can find a collision.
 fn hash(value: impl FnOnce(&mut DefaultHasher)) -> u64 {
     static SECRET: OnceLock<RandomState> = OnceLock::new();
     let mut hasher = SECRET.get_or_init(RandomState::new).build_hasher();
@@ -219,11 +219,11 @@ impl<S: Service> IntoFuture for Call<S> {
 /// The answer to a [`Call`]: a future of the response. Ready proves that the service answered, or that it never will.
 ///
 /// # Cancel safety
-/// Dropping it gives the answer up. A call that was sent goes on, and counts against the limits until the process is done with it.
+/// Dropping it abandons the answer. A call that was sent goes on, and counts against the limits until the process is done with it.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Answer<S: Service> {
     state: State,
-    /// Of a group, and which of its workers has it.
+    /// For a call of a group: the group, and which of its workers has the call.
     member: Option<(Arc<Members>, Member)>,
     service: PhantomData<fn() -> S>,
 }
@@ -231,7 +231,7 @@ pub struct Answer<S: Service> {
 enum State {
     Sent {
         call: SentCall,
-        /// Until then it looks for the answer itself.
+        /// Until then it checks for the answer itself.
         hot_until: Option<Instant>,
     },
     Failed(Error),
@@ -257,7 +257,7 @@ impl<S: Service> fmt::Debug for Answer<S> {
 }
 
 impl<S: Service> Answer<S> {
-    /// A future of the response and its payload, which takes room for other answers until it is dropped: see
+    /// A future of the response and its payload, which takes up room for other answers until it is dropped: see
     /// [`payload_bytes`](crate::WorkerBuilder::payload_bytes).
     pub fn with_payload(self) -> AnswerWithPayload<S> {
         AnswerWithPayload(self)
@@ -293,7 +293,7 @@ impl<S: Service> Answer<S> {
             State::Sent { call: SentCall { handle, reply, .. }, hot_until } => {
                 let mut polled = Pin::new(&mut *reply).poll(cx);
                 if let Some(until) = hot_until.filter(|_| polled.is_pending()) {
-                    // Looks itself, and lets others run in between; later the supervisor wakes it.
+                    // Checks for the answer itself, and yields to other tasks in between; later the supervisor wakes it.
                     let now = Instant::now();
                     if now >= until {
                         *hot_until = None;

@@ -52,7 +52,7 @@ impl Probe {
         self.due
     }
 
-    /// Whether it is to begin anew now, which is said once.
+    /// Whether it is to begin anew now; true only once.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.due.is_some_and(|due| due <= now);
         if is_due {
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(probe.due(), Some(now + delays[0]));
         probe.stop();
         assert!(!probe.is_due(now + policy.most_delay));
-        // A policy without delays does not probe without end.
+        // A policy without delays does not probe continuously.
         let at_once = Restart { first_delay: Duration::ZERO, ..policy };
         probe.given_up(now, &at_once);
         assert_eq!(probe.due(), Some(now + LEAST));

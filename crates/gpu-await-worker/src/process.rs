@@ -21,7 +21,7 @@ use crate::spec::Spec;
 use crate::system::{self, Exit, Sent};
 use crate::watch::Ends;
 
-/// How long a process that ends may take until it is killed.
+/// How long a process that ends may take before it is killed.
 const ENDING: Duration = Duration::from_millis(200);
 
 /// How often a process may ask for memory that is kept.
@@ -33,26 +33,26 @@ pub(crate) struct Process {
     pub(crate) incarnation: u32,
     pub(crate) pid: Pid,
     pub(crate) ends: Arc<Ends>,
-    /// Those that have not ended.
+    /// Which pipes have not ended.
     pub(crate) open_pipes: [bool; 2],
     pub(crate) log: Log,
     pub(crate) responses: Arc<Slab>,
     pub(crate) heart: Heart,
-    /// As the last look saw it.
+    /// As of the last look.
     pub(crate) is_stopped: bool,
     pub(crate) is_busy: bool,
-    /// What the pool of its device had as it began to serve.
+    /// The size of its device's pool as it began to serve.
     pub(crate) device_bytes: u64,
     pub(crate) next_look: Instant,
-    /// What it did since it took the calls.
+    /// How much it was used since it took over the calls.
     pub(crate) used: Used,
     /// Messages that go out before any call.
     control: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
     /// Memory that it asked for, and waits for.
     pub(crate) asked: Vec<String>,
-    /// Likewise, to write it. Until it has it, no call is sent.
+    /// Memory that it asked to write, and waits for. Until it has it, no call is sent.
     pub(crate) asked_mut: Vec<String>,
-    /// What it waits for is free when somebody looks.
+    /// Only looking tells when the memory that it waits for is free.
     pub(crate) settles: bool,
     /// How often it asked.
     pub(crate) requests_to_keep: usize,
@@ -69,7 +69,7 @@ pub(crate) struct Process {
     killed_before: u64,
 }
 
-/// When it got where.
+/// When it reached each step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) started: Instant,
@@ -78,7 +78,7 @@ pub(crate) struct Times {
     pub(crate) killed: Option<Instant>,
 }
 
-/// What the system refused, as a process was to be started.
+/// What the system refused when a process was to be started.
 #[derive(Debug, thiserror::Error)]
 #[error("{tried}: {error}")]
 pub(crate) struct Refusal {
@@ -92,7 +92,7 @@ fn tried(tried: &'static str) -> impl FnOnce(std::io::Error) -> Refusal {
 }
 
 impl Process {
-    /// Starts one. The calling thread is one that never ends: the kernel kills the process with it.
+    /// Starts a process. The calling thread must never end: the kernel signals the process when that thread ends, not only with the front.
     pub(crate) fn start(spec: &Spec, incarnation: u32, now: Instant) -> Result<Process, Refusal> {
         let Spec { options, program, config, requests, service, .. } = spec;
         let status_bytes = status_bytes(options.most_slots());
@@ -165,7 +165,7 @@ impl Process {
         let no_number = || tried("its number")(std::io::ErrorKind::InvalidData.into());
         let pid = pid.ok_or_else(no_number)?;
         let handle = system::handle_of(pid).inspect_err(|_| {
-            // Without a handle nothing can be told apart from its successor: it is not to live.
+            // Without a handle the process cannot be told apart from a successor with its number: it must not live.
             drop(child.kill());
             drop(child.wait());
         });
@@ -203,14 +203,14 @@ impl Process {
 
     /// Sends a message in front of all calls, now or when the socket takes it.
     pub(crate) fn tell(&mut self, message: &ToProcess<'_>, fds: Vec<OwnedFd>) {
-        // Headers of this crate's always encode.
+        // This crate's headers always encode.
         if let Ok(message) = crate::codec::encode(message) {
             self.control.push_back((message, fds));
             self.send_control();
         }
     }
 
-    /// Whether more waits for it than a process leaves that reads what it is sent.
+    /// Whether more messages wait for it than a process that reads what it is sent would leave.
     pub(crate) fn is_swamped(&self, most_slots: usize) -> bool {
         self.control.len() > 2 * most_slots + MOST_KEPT
     }
@@ -265,7 +265,7 @@ impl Process {
         system::kill(self.ends.handle.as_fd(), self.pid);
     }
 
-    /// When it is to be killed, if it says that it ends, or says nothing any more, and is still there.
+    /// When to kill it, if it said that it ends, or closed its socket, and is still there.
     pub(crate) fn ends_until(&self) -> Option<Instant> {
         let told = self.told.as_ref().map(|(_, _, at)| *at).or(self.deaf)?;
         self.times.killed.is_none().then_some(told + ENDING)
@@ -276,7 +276,7 @@ impl Process {
         self.times.killed.is_some() || self.told.is_some() || self.deaf.is_some()
     }
 
-    /// Takes what it wrote; of one pipe, or of both at its end.
+    /// Reads what it wrote to one pipe.
     pub(crate) fn read_log(&mut self, pipe: usize) {
         let log = &mut self.log;
         let open = system::drain(self.ends.pipes[pipe].as_fd(), |bytes| log.push(bytes));

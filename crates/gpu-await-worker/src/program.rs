@@ -32,7 +32,7 @@ const ARGUMENT: &str = "gpu-await-worker";
 /// How processes of this program are started.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// The file that this process was started from, whatever its path names by now.
+    /// The file that this process was started from, whatever its path names meanwhile.
     pub(crate) file: OwnedFd,
     pub(crate) executable: Executable,
     pub(crate) arguments: Vec<String>,
@@ -43,7 +43,7 @@ pub(crate) struct Program {
 static PROGRAM: OnceLock<Result<Program>> = OnceLock::new();
 
 impl Program {
-    /// This process's, to start this service.
+    /// The program of this process, to start this service.
     pub(crate) fn get<S: Service>() -> Result<&'static Program> {
         if std::env::var_os(PARENT).is_some() {
             return Err(Error::InsideWorker);
@@ -89,7 +89,7 @@ pub(crate) fn is_fork() -> bool {
 /// }
 /// ```
 ///
-/// Not under `#[tokio::main]`, which builds the runtime in front of the first statement: a process of a worker runs a runtime of its own, and ends
+/// Do not use it under `#[tokio::main]`, which builds the runtime before the first statement: a worker's process runs its own runtime, and ends
 /// with [`Cause::InsideRuntime`](crate::Cause::InsideRuntime) where there is one.
 ///
 /// In tests see [`test_main!`](crate::test_main).
@@ -144,7 +144,7 @@ pub(crate) fn serve_if_child<S: Services>() {
     }
 }
 
-/// Defines what a test binary needs to spawn workers: a test that a process of a worker runs, and that does nothing otherwise, and a
+/// Defines what a test binary needs to spawn workers: a test that a worker's process runs, and that otherwise does nothing, and a
 /// function `gpu_await_worker_init`, which each test that spawns calls first. Takes the services.
 ///
 /// # Examples

@@ -1,4 +1,4 @@
-//! Slabs as memory of the device: registered with the driver, so that copies to and from payloads need no thread and no copy by the CPU.
+//! Slabs as memory of the device: registered with the driver, so that copies to and from payloads need no thread and no CPU copy.
 //!
 //! The slab of requests is mapped for reading, and registered for reading where the driver can (`READ_ONLY`). What the driver refuses is
 //! copied through the library's pinned memory instead. A slab stays registered until the process ends, which unregisters it.
@@ -19,7 +19,7 @@ const PORTABLE: c_uint = 1;
 const MAPPED: c_uint = 2;
 const READ_ONLY: c_uint = 8;
 
-/// Registers all of a slab; whether copies of the device reach it.
+/// Registers all of a slab; returns whether device copies can reach it.
 pub(crate) fn register(device: &Device, slab: &Slab, for_reading: bool) -> bool {
     match device.kind() {
         DeviceKind::Host => true,

@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-/// When the process of a worker is replaced by another one, while it serves, and no call is lost for it: for what grows with use (memory that
-/// a library leaks, a pool that is in pieces). See [`WorkerBuilder::replace`](crate::WorkerBuilder::replace).
+/// When a serving process is replaced by another one, without losing a call: against what grows with use (memory that
+/// a library leaks, a fragmented pool). See [`WorkerBuilder::replace`](crate::WorkerBuilder::replace).
 ///
 /// # Examples
 /// ```
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replace {
-    /// After so many calls that were sent to it. Never.
+    /// After this many calls sent to it. Never.
     pub calls: Option<u64>,
-    /// After so many bytes of payloads, of requests and responses. Never.
+    /// After this many bytes of payloads, of requests and responses. Never.
     pub payload_bytes: Option<u64>,
-    /// After so long, from when it took the calls on. Never.
+    /// This long after it took over the calls. Never.
     pub time: Option<Duration>,
-    /// How long the process that was replaced has to answer the calls that it has. 10 minutes. What is not answered then is lost, or sent
-    /// again, as if the process had died, and is not blamed. A suspect ([`Call::idempotent`](crate::Call::idempotent)) that runs in the
-    /// standby which is to take over has as long before that, from when the replacement was asked for.
+    /// How long a replaced process has to answer its remaining calls. 10 minutes. Calls not answered by then are lost, or sent
+    /// again, as if the process had died, and are not blamed. A suspect ([`Call::idempotent`](crate::Call::idempotent)) that runs in the
+    /// standby that is to take over gets as long before that, from when the replacement was asked for.
     pub drain: Duration,
 }
 
@@ -57,13 +57,13 @@ impl Replace {
         }
     }
 
-    /// When it is because of the time.
+    /// When its time limit is reached.
     pub(crate) fn due(&self, used: &Used) -> Option<Instant> {
         self.time.map(|time| used.since + time)
     }
 }
 
-/// What a process did.
+/// How much a process was used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Used {
     pub(crate) since: Instant,

@@ -29,10 +29,10 @@ pub struct Restart {
     pub settled: Duration,
     /// The delay after the second quick death in a row; the first costs none. 100 ms. It doubles with each further one.
     pub first_delay: Duration,
-    /// The longest delay. 10 s. A server that meets requests which kill its process, one after the other, sets it to what its callers can wait.
+    /// The longest delay. 10 s. Where requests may kill one process after another, set it to what callers can wait.
     pub most_delay: Duration,
-    /// After one more early death in a row than this the worker is given up. 10. Early are quick deaths while no call ran: in the start, or idle.
-    /// Others are what calls asked for or caused: they lead to delays, and never to giving up. Nor is a worker given up while its standby serves.
+    /// The worker is given up after more early deaths in a row than this. 10. A quick death is early if no call ran: in the start, or idle. Other
+    /// quick deaths, which calls asked for or caused, lead to delays but never to giving up. Nor is a worker given up while its standby serves.
     pub early_deaths: u32,
 }
 

@@ -1,12 +1,12 @@
-//! [`Room`]: the place of one call at a worker, which goes with the call wherever that goes.
+//! [`Room`]: the permit of one call at a worker, which goes with the call wherever that goes.
 //!
-//! | a place | is held by | until |
+//! | a permit | is held by | until |
 //! |---|---|---|
 //! | reserved | a caller that was ready before its call | its call is entered, or the caller goes |
 //! | kept | a call that came back to its group | the group sends it again, or its caller goes |
 //! | lent | a call that another worker, which is full, has instead | that worker is done with the call |
 //!
-//! So a group never has more calls than its workers have places, and no call that was let in loses its place to one that was not.
+//! So a group never has more calls than its workers have permits, and no admitted call loses its permit to one that was not admitted.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use crate::error::Result;
 use crate::lender::Lender;
 
-/// The worker's end of a wait for room. What it gives is there at once, under its lock, so that who goes gives it back and nobody else: on its
-/// way the room would be nobody's.
+/// The worker's end of a wait for room. What it gives arrives at once, under the slot's lock, so that a waiter that goes gives it back, and
+/// nobody else does: in transit the room would belong to nobody.
 #[derive(Debug)]
 pub(crate) struct Place(Arc<Slot>);
 
@@ -30,7 +30,7 @@ pub(crate) struct Place(Arc<Slot>);
 #[derive(Debug)]
 pub(crate) struct Awaited(Arc<Slot>);
 
-/// Who is to be woken, not under the lock.
+/// A waiter to wake, outside the lock.
 #[derive(Debug)]
 pub(crate) struct Given(Arc<Slot>);
 
@@ -110,13 +110,13 @@ impl Future for Awaited {
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        // What it held is dropped behind the lock.
+        // Dropped after the lock is released.
         let held = std::mem::replace(&mut *self.0.holds.lock(), Holds::Gone);
         drop(held);
     }
 }
 
-/// Room for one call at a worker, which is given back when its last copy is dropped. Not under the lock of any worker.
+/// Room for one call at a worker, given back when its last copy is dropped, which must not be under the lock of any worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Room(Arc<Held>);
 
@@ -131,7 +131,7 @@ impl Room {
         Room(Arc::new(Held { lender: lender.clone(), is_taken: AtomicBool::new(false) }))
     }
 
-    /// Whether somebody else has a copy.
+    /// Whether there is another copy.
     #[cfg(test)]
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -142,7 +142,7 @@ impl Room {
         self.0.lender.ptr_eq(lender)
     }
 
-    /// Whether it is at this worker; then nobody gives it back but the caller.
+    /// Whether it is at this worker; then only the caller gives it back.
     pub(crate) fn take_at(&self, lender: &Weak<dyn Lender>) -> bool {
         self.is_at(lender) && !self.0.is_taken.swap(true, Ordering::SeqCst)
     }

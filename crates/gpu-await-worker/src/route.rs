@@ -2,7 +2,7 @@
 //!
 //! | a worker | takes a call | is picked |
 //! |---|---|---|
-//! | serves | now | first; of several the one with the fewest calls in flight, of equals each in turn |
+//! | serves | now | first: the one with the fewest calls in flight, equals in turn |
 //! | starts, or is being started again or probed | later | where none serves that has room |
 //! | is given up, closing or closed | never | where there is no other: it says why |
 //!
@@ -14,7 +14,7 @@
 //! | was lost by the fault of another | to whichever is picked |
 //! | killed its process alone; or was sent as often as it may be | nowhere |
 //!
-//! So one request takes down one GPU at a time, and calls that are lost with a GPU which does not come back are answered by another.
+//! So one request takes down one GPU at a time, and calls lost with a GPU that does not come back are answered by another.
 //!
 //! # Invariants
 //! 1. A call is sent at most as often as it may be, over all workers, and one that ran alone when its process died is never sent again
@@ -40,9 +40,9 @@ pub(crate) enum Readiness {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) ready: Readiness,
-    /// Calls in flight, those included that nobody waits for.
+    /// Calls in flight, including abandoned ones.
     pub(crate) load: usize,
-    /// There may be no more of them.
+    /// There is no room for more.
     pub(crate) is_full: bool,
 }
 
@@ -59,7 +59,7 @@ impl Seen {
     }
 }
 
-/// The worker for a call, of those that are seen: `own`, if it takes calls at all, else by load, beginning with number `turn`. 0 of none.
+/// The worker for a call: `own`, if it takes calls at all, else by load, starting at number `turn`. 0 if there are none.
 pub(crate) fn pick(
     seen: impl ExactSizeIterator<Item = Seen>,
     turn: usize,
@@ -73,7 +73,7 @@ pub(crate) fn pick(
     seen.enumerate().min_by_key(key).map_or(0, |(at, _)| at)
 }
 
-/// How a call goes on that came back with this error, having been sent so often in all; `None` if it ends.
+/// How a call that came back with this error goes on, after this many attempts in all; `None` if it ends.
 pub(crate) fn goes_on(terms: Terms, error: &Error, sent: u32) -> Option<Terms> {
     let was_sent = sent > terms.sent_before;
     let runs = match error {
@@ -81,7 +81,7 @@ pub(crate) fn goes_on(terms: Terms, error: &Error, sent: u32) -> Option<Terms> {
         Error::Lost(lost) if lost.guilt == Guilt::Innocent => Runs::Anywhere,
         Error::Lost(lost) if lost.cause.is_kill() && terms.runs_beside(sent) => Runs::Home,
         Error::Lost(_) => Runs::Alone,
-        // Its process was killed with the worker, and may have been at it.
+        // Its process was killed with the worker, and may have begun the call.
         Error::GivenUp { .. } | Error::Closed if was_sent => Runs::Alone,
         Error::GivenUp { .. } | Error::Closed => terms.runs,
         _ => return None,
@@ -110,7 +110,7 @@ mod tests {
         // Equals in turn, whatever number that has.
         let turns: Vec<_> = (0..6).map(|turn| pick(&[NOW; 3], turn, None)).collect();
         assert_eq!(turns, [0, 1, 2, 0, 1, 2]);
-        // One that serves, whatever it has to do; but one with room.
+        // One that serves, however busy; but rather one with room.
         assert_eq!(pick(&[LATER, loaded(NOW, 9), NEVER], 0, None), 1);
         assert_eq!(pick(&[loaded(LATER, 3), loaded(NOW, 10), NEVER], 0, None), 0);
         assert_eq!(pick(&[NEVER, NEVER, loaded(LATER, 10)], 0, None), 2);
@@ -144,7 +144,7 @@ mod tests {
         assert!((second.sent_before, second.runs) == (1, Runs::Alone));
         let third = goes_on(second, &lost(Guilt::Innocent, 2), 2).unwrap();
         assert!((third.sent_before, third.runs) == (2, Runs::Anywhere));
-        // Of somebody's kill all are lost: once they run beside one another, where they were.
+        // A kill from outside loses all calls: once they run beside one another, where they were.
         let killed = |attempt| {
             let (cause, guilt, log) = (Cause::Signal(9), Guilt::Suspect, "".into());
             Error::Lost(WorkerLost { cause, guilt, attempt, idempotent: true, log })
@@ -155,7 +155,7 @@ mod tests {
             goes_on(Terms { attempts: 2, ..often }, &killed(1), 1).unwrap().runs,
             Runs::Alone
         );
-        // What no process has had goes on, whether or not it may run again, and stays a suspect.
+        // A call that no process has had goes on, whether or not it may run again, and stays a suspect.
         for error in [&given_up, &Error::Closed] {
             assert!(goes_on(once, error, 0).is_some());
             assert!(goes_on(once, error, 1).is_none());

@@ -30,17 +30,17 @@ use crate::slab::Slab;
 use crate::system::{self, Sent};
 use crate::unpolled::Unpolled;
 
-/// How long a call has to say the line of a fault that it hears of by another task, which nobody follows.
+/// How long a call has to report the line of a fault that it hears of through another task, which is not tracked.
 const HEARSAY: Duration = Duration::from_millis(10);
 
-/// How long calls that are woken by a fault have to say it, whatever the machine does: some never end their polls.
+/// How long calls woken by a fault have to report it, however slow the machine is: some polls never end.
 const KNOWS_MORE: Duration = Duration::from_secs(2);
 
-/// How long a call that is to run alone waits for what others left on the device, and then its answer for what it leaves. A service may have a
+/// How long a call that is to run alone waits for what others left on the device, and its answer for what it leaves there: a service may have a
 /// kernel that never ends.
 const LEFT: Duration = Duration::from_secs(1);
 
-/// How often the executor is seen to run.
+/// How often the executor signals that it runs.
 const POLLED: Duration = Duration::from_millis(250);
 
 /// A process of a worker before its service has started.
@@ -64,7 +64,7 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
         }
     };
     let built = child.socket.try_clone().and_then(|socket| {
-        // It panics if the system refuses a thread, and would wait for those that it has: for ever, as it never told them to end.
+        // tokio panics if the system refuses a thread, and would then wait forever for the threads it has, which it never told to end.
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let error = system_error(&codec::text_of(panic.payload()));
@@ -97,7 +97,7 @@ pub(crate) fn run<S: Service>(child: Child) -> ! {
     }
 }
 
-/// The error of the system that a text has, for people or as `Debug` writes it.
+/// The system error in a text, written for people or by `Debug`.
 fn system_error(text: &str) -> std::io::Error {
     let number = [("(os error ", ')'), ("Os { code: ", ',')]
         .into_iter()
@@ -157,7 +157,7 @@ async fn serve<S: Service>(child: Child, runtime: tokio::runtime::Handle) -> (En
 /// A service that has started.
 struct Started<S> {
     service: Arc<S>,
-    /// What the pool of its device has then.
+    /// The size of its device's pool at that moment.
     device_bytes: u64,
     device: Device,
 }
@@ -177,7 +177,7 @@ async fn start<S: Service>(
     let device = host.device().clone();
     let thread = std::thread::Builder::new().name("worker registers".to_owned());
     let registering = thread.spawn(move || {
-        // ORDERING: Relaxed: whoever sees it late copies.
+        // ORDERING: Relaxed: a call that sees it late copies.
         room.registered.store(register(&device, &room.slab, false), Ordering::Relaxed);
         requests.registered.store(register(&device, &requests.slab, true), Ordering::Relaxed);
     });
@@ -187,9 +187,9 @@ async fn start<S: Service>(
     let (lost, watching, running) = (host.device().lost(), link.clone(), running.clone());
     link.spawn(async move {
         let error = lost.await;
-        // Else the process is ending, and says itself how.
+        // Otherwise the process is ending, and says itself how.
         if error.is_device_lost() {
-            // Whoever waited for the device was woken before this task: a call that met the fault knows its line, and ends the process with it.
+            // Calls that waited for the device were woken before this task: one that met the fault knows its line, and ends the process with it.
             let known = async {
                 running.unpolled.none().await;
                 if running.count.load(Ordering::SeqCst) > 0 {
@@ -215,7 +215,7 @@ async fn start<S: Service>(
     })
 }
 
-/// Whether a loss says that the device's memory is wrong: an ECC error that was not corrected.
+/// The ending for a lost device: a memory fault if an ECC error was not corrected.
 fn fault_of(error: &gpu_await::Error) -> Ending {
     const ECC_UNCORRECTABLE: i32 = 214;
     match error.detail() {
@@ -237,12 +237,12 @@ fn ending_of(failure: &Failure) -> Ending {
     }
 }
 
-/// How many calls run, and timelines are sent.
+/// How many calls are running, and timelines being sent.
 #[derive(Debug, Default)]
 struct Running {
     count: AtomicUsize,
     none: Notify,
-    /// Those of them, and the start of the service, that have been woken.
+    /// Which of them, and of the service's start, have been woken.
     unpolled: Arc<Unpolled>,
 }
 
@@ -285,7 +285,7 @@ impl Serving {
         let mut buffer = vec![0; self.most_response + MOST_HEADER];
         let mut started = Some(started);
         let mut service = None;
-        // It is to finish what runs.
+        // The process is to finish what runs.
         let mut ending = false;
         loop {
             if ending && self.running.count.load(Ordering::SeqCst) == 0 {
@@ -302,7 +302,7 @@ impl Serving {
                     packet = self.link.receive(&mut buffer, self.hot) => packet,
                     ready = starting => {
                         started = None;
-                        // Else its task is gone, and ends the process.
+                        // Otherwise its task is gone, and ends the process.
                         let Ok(ready) = ready else { continue };
                         let device_bytes = ready.device_bytes;
                         (service, self.device) = (Some(ready.service), Some(ready.device));
@@ -338,7 +338,7 @@ impl Serving {
                 }
                 (ToProcess::End, _) => ending = true,
                 (ToProcess::Timeline, Some(_)) => {
-                    // It is sent to its end, also by a process that ends.
+                    // The timeline is sent in full, even by a process that is ending.
                     let runs = self.running.begins();
                     let timeline =
                         timeline::tell(self.link.clone(), self.device.clone(), self.most_response);
@@ -395,7 +395,7 @@ impl Serving {
     }
 }
 
-/// Waits until all that is on the device is complete, or for so long, and says which; for ever on one that is lost, which ends the process.
+/// Waits until all work on the device is complete, or for `most`, and returns which; forever if the device is lost, which ends the process.
 async fn well(device: &Device, most: Duration) -> bool {
     match tokio::time::timeout(most, device.done()).await {
         Ok(Err(error)) if error.is_device_lost() => std::future::pending().await,
@@ -403,7 +403,7 @@ async fn well(device: &Device, most: Duration) -> bool {
     }
 }
 
-/// Runs one call: whatever is the service's runs, and is dropped, where its panics end.
+/// Runs one call. All code of the service runs, and its values are dropped, where panics are caught.
 async fn call<S: Service>(
     service: &S,
     link: &Arc<Link>,
@@ -427,7 +427,7 @@ async fn call<S: Service>(
                     return (Verdict::PayloadsHeld { bytes, held, limit }, Vec::new());
                 }
                 if failure.is_ending() {
-                    // Its death is the answer, which sends it again if it may be.
+                    // The death of the process is the answer, and sends the call again if it may run again.
                     return std::future::pending().await;
                 }
                 if failure.kind() == Some(ErrorKind::DeviceLost) {
@@ -455,7 +455,7 @@ async fn call<S: Service>(
     }
 }
 
-/// Runs code of the service; a panic of it, of what it drops and of its own payload is an error. All of that has to be dropped within.
+/// Runs code of the service. Its panics, also in drops of its values and of the panic's payload, are errors; all of these are dropped within.
 async fn guarded<T>(code: impl Future<Output = T>) -> Result<T, String> {
     AssertUnwindSafe(code).catch_unwind().await.map_err(codec::panic_text)
 }

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use crate::failure::Failure;
 use crate::{Host, Payloads};
 
-/// What a process of a worker does: it starts once, and is called from then on, many times at once.
+/// What a worker's process does: it starts once, and then serves many calls at the same time.
 ///
 /// Its methods run in the process of the worker, on a tokio runtime of its own. A panic in `call`, in its future as it is dropped, or in the
 /// code of requests and responses (`Serialize`, `Deserialize`, `Drop`) is that call's error. What ends the
@@ -39,15 +39,15 @@ use crate::{Host, Payloads};
 pub trait Service: Sized + Send + Sync + 'static {
     /// What it needs to start. The same for each process of a worker.
     type Config: Serialize + DeserializeOwned + Send + 'static;
-    /// What a call asks: small, as large data are [payloads](Payloads). At most 128 levels deep, of options, newtypes, lists, maps, structs and
-    /// variants ([`Error::TooDeep`](crate::Error::TooDeep)). The format (postcard's) has no names of fields, and says of no value what it is: serde's
-    /// `untagged`, `tag`, `flatten` and `skip_serializing_if` do not work in it. Zero-sized elements in lists take time for each and no byte of
-    /// the message: do not use them.
+    /// The request of a call: small, since large data are [payloads](Payloads). At most 128 levels deep, of options, newtypes, lists, maps, structs and
+    /// variants ([`Error::TooDeep`](crate::Error::TooDeep)). The format (postcard's) has no field names and is not self-describing: serde's `untagged`,
+    /// `tag`, `flatten` and `skip_serializing_if` do not work in it. Do not use zero-sized elements in lists: each takes time but no byte
+    /// of the message.
     type Request: Serialize + DeserializeOwned + Send + 'static;
-    /// What a call answers: small, likewise.
+    /// The response of a call: small, likewise.
     type Response: Serialize + DeserializeOwned + Send + 'static;
 
-    /// Tells it from the other services of a program, in its processes: the name of its type. Two types that Rust names alike, such as those of
+    /// Identifies the service among those of a program: by default the name of its type. Two types that Rust names alike, such as those of
     /// two functions' blocks, need names of their own: [`init`](crate::init) refuses them otherwise.
     fn name() -> &'static str {
         std::any::type_name::<Self>()
@@ -56,8 +56,8 @@ pub trait Service: Sized + Send + Sync + 'static {
     /// Loads models, compiles kernels, opens streams of [`Host::device`].
     ///
     /// # Errors
-    /// The process ends; whether another one is started says [`Restart`](crate::Restart). Where the error, or one of its sources, says that
-    /// the system refused a thread, a descriptor or memory, that is no [death](crate::Stats::refused_starts).
+    /// The process ends; [`Restart`](crate::Restart) says whether another one is started. If the error, or one of its sources, says that
+    /// the system refused a thread, a descriptor or memory, that is not a [death](crate::Stats::refused_starts).
     fn start(
         config: Self::Config,
         host: &Host,
@@ -93,7 +93,7 @@ pub(crate) mod sealed {
         /// The names of all, and the types that have them.
         fn names() -> Vec<(&'static str, TypeId)>;
 
-        /// Has the one with that name served; returns if there is none.
+        /// Serves the service with that name; returns if there is none.
         #[doc(hidden)]
         fn serve<P: Serves>(name: &str, process: P) -> P;
     }

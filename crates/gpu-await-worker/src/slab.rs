@@ -2,7 +2,7 @@
 //!
 //! | slab | the supervisor | the process |
 //! |---|---|---|
-//! | of requests | maps it for writing, then seals it: nobody else can write it | reads it: plain slices are sound there, because the supervisor leaves a lease alone that it has sent |
+//! | of requests | maps it for writing, then seals it: nobody else can write it | reads it: plain slices are sound there, because the supervisor does not touch a lease that it has sent |
 //! | of responses | reads it, never by reference: the process may write it at any time | writes it; its first page has what it publishes about itself |
 //!
 //! Neither is inherited by a fork nor part of a core dump. The slab of requests serves all processes of a worker, which can only read it. The
@@ -21,13 +21,13 @@ use crate::heart::Beat;
 use crate::leases::Part;
 use crate::system;
 
-/// The page that a process publishes about itself in, and what a call takes behind it.
+/// The page in which a process publishes its status, and the bytes for each call behind it.
 const PAGE: u64 = 4096;
 const CALL_BYTES: u64 = size_of::<[AtomicU64; 2]>() as u64;
-/// No moment: a call that has begun and waits.
+/// In place of a time: a call that has begun and is paused.
 const WAITS: u64 = u64::MAX;
 
-/// The part of a slab of responses that is no lease, for so many calls.
+/// The size of the status area, in front of all leases, of a slab of responses for so many calls.
 pub(crate) fn status_bytes(most_calls: usize) -> u64 {
     PAGE + (most_calls as u64 * CALL_BYTES).next_multiple_of(PAGE)
 }
@@ -63,7 +63,7 @@ impl Slab {
 
     /// Memory that the other side made.
     pub(crate) fn open(fd: OwnedFd, bytes: u64, writable: bool) -> io::Result<Slab> {
-        // Else it could be shortened under the mapping.
+        // Otherwise it could be shortened under the mapping.
         if system::sealed_bytes(fd.as_fd())? != bytes {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -148,7 +148,7 @@ impl Slab {
         Begun(self.words(PAGE + u64::from(slot) * CALL_BYTES))
     }
 
-    /// Two words of the part that is no lease, as the caller knows.
+    /// Two words of the status area, as the caller knows.
     fn words(&self, offset: u64) -> &[AtomicU64; 2] {
         let words = self.at(Part { offset, len: CALL_BYTES }).cast::<[AtomicU64; 2]>();
         // SAFETY: within the mapping, as `at` checks, which is aligned to pages, as `offset` is to a pair of words; both sides use atomics there.
@@ -200,16 +200,16 @@ impl Begun<'_> {
     /// It begins now.
     pub(crate) fn begins(&self, generation: u64) {
         self.0[0].store(system::monotonic_ns(), Ordering::Relaxed);
-        // ORDERING: Release, of the load in `age`: whoever sees the call sees its moment.
+        // ORDERING: Release, paired with the load in `age`: a reader that sees the call sees its time.
         self.0[1].store(generation.wrapping_add(1), Ordering::Release);
     }
 
-    /// The call that began last waits.
+    /// The call that began last is paused.
     pub(crate) fn pauses(&self) {
         self.0[0].store(WAITS, Ordering::Relaxed);
     }
 
-    /// This one goes on, if it is the one that began last.
+    /// The limit of this call counts again, if it is the one that began last.
     pub(crate) fn restarts(&self, generation: u64) {
         // ORDERING: Relaxed: if another call begins in its slot at this very moment, the other one counts from now.
         if self.0[1].load(Ordering::Relaxed) == generation.wrapping_add(1) {
@@ -217,11 +217,11 @@ impl Begun<'_> {
         }
     }
 
-    /// How long ago that was; `None` before, and while it waits.
+    /// How long ago the call began; `None` before that, and while it is paused.
     pub(crate) fn age(&self, generation: u64) -> Option<Duration> {
         // ORDERING: Acquire, as above.
         let is_it = self.0[1].load(Ordering::Acquire) == generation.wrapping_add(1);
-        // A process may write any moment: one that is to come is now.
+        // A process may write any time: one in the future counts as now.
         let since = is_it.then(|| self.0[0].load(Ordering::Relaxed)).filter(|at| *at != WAITS)?;
         Some(Duration::from_nanos(system::monotonic_ns().saturating_sub(since)))
     }

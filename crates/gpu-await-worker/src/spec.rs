@@ -1,4 +1,4 @@
-//! [`Spec`]: what a worker is from its beginning on.
+//! [`Spec`]: what is fixed about a worker from its start.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
@@ -22,7 +22,7 @@ pub(crate) struct Spec {
     pub(crate) program: &'static Program,
     /// The memory for payloads of requests. Its processes can only read it, so it serves one after the other.
     pub(crate) requests: Arc<Slab>,
-    /// The worker, as what it lends sees it.
+    /// The worker, as seen by what it lends.
     pub(crate) lender: Weak<dyn Lender>,
     /// The worker, as the supervisor sees it.
     pub(crate) supervised: Weak<dyn Supervised>,
@@ -31,12 +31,12 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Tells it from other workers, for as long as it lives.
+    /// Tells the worker from others, for as long as it lives.
     pub(crate) fn number(&self) -> usize {
         self.lender.as_ptr().addr()
     }
 
-    /// Under which memory of that name is kept.
+    /// The key under which memory of that name is kept.
     pub(crate) fn key(&self, name: &str) -> Key {
         (self.options.gpu.clone(), name.to_owned())
     }

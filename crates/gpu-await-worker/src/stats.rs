@@ -28,18 +28,18 @@ pub struct Stats {
     pub health: Option<Health>,
     /// The number of the process that takes its calls, its pid.
     pub process: Option<u32>,
-    /// That of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`](crate::WorkerBuilder::standby).
+    /// The pid of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`](crate::WorkerBuilder::standby).
     pub standby: Option<u32>,
-    /// That of a standby that is stopped, or that a debugger has: it is left alone until it is needed, and killed then.
+    /// The pid of a standby that is stopped or held by a debugger: it is left alone until it is needed, and killed then.
     pub stopped_standby: Option<u32>,
-    /// Memory of the device that the pool of that process had, in bytes, as its service had started. [Kept](crate::Host::keep) memory, and what
-    /// the driver takes for the process and its modules, are not in it.
+    /// Device memory in the pool of that process, in bytes, when its service had started. [Kept](crate::Host::keep) memory, and what
+    /// the driver takes for the process and its modules, are not included.
     pub device_bytes: u64,
-    /// Likewise of the standby: what it costs beside the driver's part.
+    /// Likewise for the standby: its cost besides the driver's part.
     pub standby_device_bytes: u64,
     /// Calls that have not ended, and abandoned ones that a process still has.
     pub calls: usize,
-    /// Those of them that the process has.
+    /// How many of them the process has.
     pub running: usize,
     /// Those that wait to run alone, one after the other, since each of them may be why a process died: see
     /// [`Call::idempotent`](crate::Call::idempotent). Without a [standby](crate::WorkerBuilder::standby) all other calls wait for them.
@@ -59,7 +59,7 @@ pub struct Stats {
     /// How many starts the system refused: for lack of descriptors, memory, threads or processes, also where a service's start failed with such an
     /// error. They are tried again, after a delay that grows.
     pub refused_starts: u64,
-    /// How many died, standbys among them, and none that ended as they were asked to.
+    /// How many died, including standbys, but not those that were asked to end.
     pub deaths: u64,
     /// How many of them were standbys.
     pub standby_deaths: u64,
@@ -69,7 +69,7 @@ pub struct Stats {
     pub takeovers: u64,
     /// How often a process was replaced while it served: see [`Worker::replace`](crate::Worker::replace). That is no death.
     pub replacements: u64,
-    /// The number of the process that was replaced, and answers the calls that it has.
+    /// The pid of the replaced process that still answers its calls.
     pub draining: Option<u32>,
     /// Calls that were answered by a response.
     pub answered: u64,
@@ -77,9 +77,9 @@ pub struct Stats {
     pub failed: u64,
     /// Calls in which the service panicked.
     pub panics: u64,
-    /// Calls that were refused because as many as there may be, or as many bytes, were under way.
+    /// Calls that were refused because the limit of calls or bytes under way was reached.
     pub overloads: u64,
-    /// Calls that were refused for what was sent before: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
+    /// Calls that were refused because of earlier ones: see [`WorkerBuilder::blame`](crate::WorkerBuilder::blame).
     pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,
@@ -87,9 +87,9 @@ pub struct Stats {
     pub lost_calls: u64,
     /// Calls whose deadline passed.
     pub deadlines: u64,
-    /// Messages about calls and leases that there are not: none, unless a process misbehaves.
+    /// Messages about unknown calls and leases: none, unless a process misbehaves.
     pub stale_messages: u64,
-    /// The process that takes the calls is stopped, or a debugger has it. It is not killed for that.
+    /// The process that takes the calls is stopped, or held by a debugger. It is not killed for that.
     pub is_stopped: bool,
     /// The executor of the process has not been polled for 5 s: something blocks it.
     pub is_busy: bool,

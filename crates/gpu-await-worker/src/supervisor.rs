@@ -1,15 +1,15 @@
 //! The one thread that hears, kills and reaps the processes of all workers of this process, and the one that starts them.
 //!
-//! Both begin with the first worker and never end: the kernel signals a process of a worker when the thread that started it ends. Starting is
-//! a thread of its own because it waits for the new process to execute its program: on a cold disk, or when that is stopped, for long. That
-//! one also frees what a process that is gone leaves: the memory of its answers goes with its last mapping, 0.1 ms and more a MiB. The
-//! other one waits in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: a death is seen by the handle, `waitid` is asked
-//! without waiting, pipes are read as far as they go.
+//! Both start with the first worker and never end: the kernel signals a process of a worker when the thread that started it ends. Starts have a
+//! thread of their own because it waits for the new process to execute its program, which may take long on a cold disk, or if that is stopped.
+//! That thread also frees what dead processes leave: the memory of their answers goes with its last mapping, at 0.1 ms and more a MiB. The
+//! other one waits in one `poll` for the sockets, handles and pipes of all, and blocks nowhere else: handles show deaths, `waitid` does not
+//! wait, and pipes are read as far as they go.
 //!
 //! # Invariants
-//! 1. A panic on this thread ends the worker that it was looking after, or, if it was looking after none, all of them: with a cause, and each
-//!    call of theirs. The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
-//! 2. What cannot be waited for is looked at: a system that refuses `poll` hides no death (`each_state_cause_and_step_is_told_once`).
+//! 1. A panic on this thread ends the worker that it was looking after, or all of them if there was none, with a cause, and all their calls.
+//! The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
+//! 2. If the system refuses `poll`, everything is checked instead, so that no death goes unseen (`each_state_cause_and_step_is_told_once`).
 //! 3. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
 //! 4. No memory is unmapped under a worker's lock, or on the thread that hears calls (`what_a_process_leaves_is_freed_elsewhere`).
 #![forbid(unsafe_code)]
@@ -39,9 +39,9 @@ use crate::watch::{Watch, Watched};
 pub(crate) trait Supervised: fmt::Debug + Send + Sync {
     /// Starts a process, which gets this number: for the thread that may wait.
     fn start(&self, incarnation: u32);
-    /// Hears what its processes say, if they do, and delivers it.
+    /// Receives what its processes have sent, and delivers it.
     fn hear(&self, now: Instant, ready: &Watch, buffer: &mut [u8]);
-    /// What else there is to do when something of it is ready or due; says what to wait for next.
+    /// Does everything else that is ready or due; returns what to wait for next.
     fn turn(&self, now: Instant, ready: &Watch, buffer: &mut [u8]) -> Watch;
     /// Ends it because of a panic.
     fn give_up(&self, why: &str);
@@ -69,7 +69,7 @@ struct Errands {
 
 static SUPERVISOR: OnceLock<Result<Supervisor>> = OnceLock::new();
 
-/// Has the thread look after a worker, which it may still do.
+/// Hands a worker to the thread, which looks after it from its next turn on.
 pub(crate) fn supervise(worker: Arc<dyn Supervised>) -> Result<()> {
     let supervisor = SUPERVISOR.get_or_init(begin).as_ref().map_err(Clone::clone)?;
     supervisor.new.lock().push(worker);
@@ -77,7 +77,7 @@ pub(crate) fn supervise(worker: Arc<dyn Supervised>) -> Result<()> {
     Ok(())
 }
 
-/// Has a process of this worker started, which hears of it.
+/// Has a process of this worker started; the worker hears of it.
 pub(crate) fn start(worker: Arc<dyn Supervised>, incarnation: u32) {
     if let Some(Ok(supervisor)) = SUPERVISOR.get() {
         supervisor.errands.lock().starts.push_back((worker, incarnation));
@@ -85,7 +85,7 @@ pub(crate) fn start(worker: Arc<dyn Supervised>, incarnation: u32) {
     }
 }
 
-/// Has these dropped.
+/// Has these dropped on the other thread.
 pub(crate) fn free<T: Send + 'static>(gone: impl IntoIterator<Item = T>) {
     let mut gone = gone.into_iter().map(|it| -> Box<dyn Any + Send> { Box::new(it) }).peekable();
     if let Some(Ok(supervisor)) = SUPERVISOR.get().filter(|_| gone.peek().is_some()) {
@@ -94,7 +94,7 @@ pub(crate) fn free<T: Send + 'static>(gone: impl IntoIterator<Item = T>) {
     }
 }
 
-/// Has the thread look at everything.
+/// Makes the thread look at everything.
 pub(crate) fn wake() {
     if let Some(Ok(supervisor)) = SUPERVISOR.get() {
         system::signal_event(supervisor.event.as_fd());
@@ -181,7 +181,7 @@ fn look_after(supervisor: &Supervisor, workers: &mut Vec<LookedAfter>, buffer: &
         buffer.resize(longest, 0);
     }
     let now = Instant::now();
-    // Whoever waits for an answer has it before anything else is done, for whichever worker.
+    // Answers of all workers are delivered before anything else is done.
     for LookedAfter { worker, watch } in &*workers {
         worker.hear(now, watch, &mut buffer[..worker.packet_bytes()]);
     }
@@ -212,7 +212,7 @@ fn wait(supervisor: &Supervisor, workers: &mut [LookedAfter]) {
         }
         match system::poll(&mut fds, limit) {
             Ok(()) => fds.iter().map(PollFd::revents).collect(),
-            // Such as with more of them than the process may have by now: all are looked at, which waits for none.
+            // For example with more descriptors than the process may have by now: all are checked, without waiting for any.
             Err(_) => {
                 std::thread::sleep(Duration::from_millis(10));
                 vec![PollFlags::all(); fds.len()]

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Which file a program was started from: device, inode. What is in it does not change while it is executed, which the kernel sees to; its times
-/// and its mode may.
+/// The file that a program was started from: device, inode. The kernel keeps its contents from changing while it is executed; its times
+/// and its mode may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Executable(pub(crate) u64, pub(crate) u64);
 
@@ -40,7 +40,7 @@ pub(crate) enum Sent {
     Gone,
 }
 
-/// What came.
+/// What was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Received {
@@ -63,7 +63,7 @@ pub(crate) fn is_packet_socket(fd: BorrowedFd<'_>) -> bool {
     unix && rustix::net::sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
 }
 
-/// Makes room for as many bytes on their way as the system allows, and at least for a packet of this size.
+/// Asks for room for 1 MiB in flight, and at least for a packet of this size.
 pub(crate) fn widen(fd: BorrowedFd<'_>, bytes: usize) {
     // Refused beyond `net.core.wmem_max`: the packet is refused then, with its size.
     let _ = rustix::net::sockopt::set_socket_send_buffer_size(fd, bytes.max(1 << 20));
@@ -100,14 +100,14 @@ pub(crate) fn send(fd: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) 
     }
 }
 
-/// A socket that the runtime of the calling task watches, for one thing.
+/// A socket that the runtime of the calling task watches, for one kind of readiness.
 pub(crate) fn registered(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned: it is open, and the same, for as long as what owns it, which the `AsyncFd` takes and gives
     // to nobody.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 
-/// What comes beside a packet.
+/// What comes with a packet.
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
     pub(crate) fds: Vec<OwnedFd>,
@@ -115,7 +115,7 @@ pub(crate) struct Beside {
     pub(crate) sender: Option<Pid>,
 }
 
-/// Takes one packet, and what is beside it. What the caller does not use is closed.
+/// Takes one packet, and what comes with it. What the caller does not use is closed.
 pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> (Received, Beside) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4), ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -152,7 +152,7 @@ pub(crate) fn receive_fds<const N: usize>(
             (Received::Nothing, _) => continue,
             (Received::Packet(bytes), Ok(fds)) if bytes <= buffer.len() => Ok((bytes, fds)),
             (Received::End, _) => Err(io::ErrorKind::UnexpectedEof.into()),
-            // The kernel leaves out those that the process has no number for.
+            // The kernel leaves out descriptors that the process has no number for.
             (Received::Packet(_), Err(few)) if few.len() < N => Err(Errno::MFILE.into()),
             _ => Err(io::ErrorKind::InvalidData.into()),
         };
@@ -177,7 +177,7 @@ fn receive_with(
     }
 }
 
-/// Waits until one of them is ready, or for so long.
+/// Waits until one of them is ready, or until the limit.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], limit: Option<Timespec>) -> io::Result<()> {
     match rustix::event::poll(fds, limit.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -185,25 +185,25 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], limit: Option<Timespec>) -> io::Resul
     }
 }
 
-/// A counter that a poll wakes up for.
+/// A counter that wakes a poll.
 pub(crate) fn event() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Wakes up whoever polls the event.
+/// Wakes the thread that polls the event.
 pub(crate) fn signal_event(event: BorrowedFd<'_>) {
     // Full means signalled.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// Takes its signals back.
+/// Clears its signals.
 pub(crate) fn clear_event(event: BorrowedFd<'_>) {
     let _ = rustix::io::read(event, &mut [0u8; 8]);
 }
 
-/// Memory of so many bytes, for a descriptor to be sent. Its size is final.
+/// Memory of this size, which is final, as a descriptor that can be sent.
 pub(crate) fn memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
-    // Else a signal ends this program.
+    // Otherwise a signal ends this program.
     if bytes > file_limit() {
         return Err(Errno::FBIG.into());
     }
@@ -218,12 +218,12 @@ pub(crate) fn file_limit() -> u64 {
     rustix::process::getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
-/// Nobody who maps it from now on can write it.
+/// Mappings made from here on cannot write it.
 pub(crate) fn seal_writes(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE)?)
 }
 
-/// Nobody can change what it allows.
+/// Its seals can no longer be changed.
 pub(crate) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::SEAL)?)
 }
@@ -240,7 +240,7 @@ pub(crate) fn sealed_bytes(fd: BorrowedFd<'_>) -> io::Result<u64> {
 /// A descriptor of the same memory that shares no state with this one.
 pub(crate) fn opened_again(memory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
-    // Opening other files may do anything.
+    // Opening any other file may have side effects.
     let seals = rustix::fs::fcntl_get_seals(memory)?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
         return Err(io::ErrorKind::InvalidData.into());
@@ -256,7 +256,7 @@ pub(crate) fn is_alone(memory: BorrowedFd<'_>) -> bool {
     let fd = memory.as_raw_fd();
     // Of `asm-generic/fcntl.h`.
     const F_SETSIG: libc::c_int = 10;
-    // Whoever opened it while the lease lasts would have this process signalled: by what does nothing, and not by what ends it.
+    // An open while the lease lasts would have this process signalled: by a signal that does nothing, rather than one that ends it.
     // SAFETY: the descriptor is open, and the call takes a number.
     if unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) } < 0 {
         return false;
@@ -282,7 +282,7 @@ pub(crate) fn has_ended(socket: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Which file it is.
+/// Identifies a file.
 pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<Executable> {
     let stat = rustix::fs::fstat(file)?;
     Ok(Executable(stat.st_dev, stat.st_ino))
@@ -337,7 +337,7 @@ pub(crate) fn kill(pidfd: BorrowedFd<'_>, pid: Pid) {
     if rustix::process::waitid(WaitId::PidFd(pidfd), options).is_ok() {
         kill_group(pid);
     }
-    // Gone is as good.
+    // It may be gone already.
     let _ = rustix::process::pidfd_send_signal(pidfd, Signal::KILL);
 }
 
@@ -363,7 +363,7 @@ pub(crate) fn end_group() -> ! {
     end_process(1)
 }
 
-/// What a worker changes of its process: no core dumps of mappings that are gigabytes long; a better victim for the kernel than its
+/// Changes of a worker to its process: no core dumps of mappings that are gigabytes long; a better victim for the OOM killer than its
 /// supervisor; the signals with which terminals and service managers end programs do nothing.
 pub(crate) fn settle_in() {
     extern "C" fn nothing(_: libc::c_int) {}
@@ -378,11 +378,11 @@ pub(crate) fn settle_in() {
     }
 }
 
-/// Gives the process the name of its program, for whoever lists processes: it was started by the number of a descriptor.
+/// Gives the process the name of its program, for process lists: it was started by the number of a descriptor.
 pub(crate) fn name_program() {
     let path = std::env::args_os().next().unwrap_or_default();
     if let Some(name) = std::path::Path::new(&path).file_name() {
-        // Its first thread, which may be another one.
+        // The name of the first thread, which may not be this one.
         drop(std::fs::write("/proc/self/comm", name.as_bytes()));
     }
 }
@@ -417,7 +417,7 @@ pub(crate) unsafe fn write_from(
 /// Reads what a pipe has, without waiting: false once it has ended.
 pub(crate) fn drain(pipe: BorrowedFd<'_>, mut take: impl FnMut(&[u8])) -> bool {
     let mut buffer = [0u8; 16 << 10];
-    // Whoever writes without end gets its turn again.
+    // A process that writes without end gets another turn.
     for _ in 0..16 {
         match rustix::io::read(pipe, &mut buffer) {
             Ok(0) => return false,
@@ -453,7 +453,7 @@ pub(crate) fn resident_bytes(pid: Pid) -> Option<u64> {
     Some(pages * rustix::param::page_size() as u64)
 }
 
-/// Whether a process is stopped, or a debugger has it.
+/// Whether a process is stopped, or held by a debugger.
 pub(crate) fn is_stopped(pid: Pid) -> bool {
     let stat = read_proc(pid, "stat").unwrap_or_default();
     let state = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().next());

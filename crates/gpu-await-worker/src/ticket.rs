@@ -17,11 +17,11 @@ pub(crate) enum Outcome {
         payload: Option<Payload>,
     },
     Failed(Error),
-    /// As `Failed`, of a call that its group may send elsewhere.
+    /// As `Failed`, for a call that its group may send elsewhere.
     Returned(Box<Returned>),
 }
 
-/// A call that a worker has done with, and why.
+/// A call that a worker is done with, and why.
 #[derive(Debug)]
 pub(crate) struct Returned {
     pub(crate) error: Error,
@@ -29,7 +29,7 @@ pub(crate) struct Returned {
     pub(crate) payload: Option<Input>,
     /// How often it was sent, to this worker's processes and before.
     pub(crate) sent: u32,
-    /// Its place, wherever that is.
+    /// Its room, wherever that is.
     pub(crate) room: Option<Room>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Ticket {
     /// How often it was sent, to this worker's processes and before.
     pub(crate) sent: u32,
     pub(crate) terms: Terms,
-    /// Its place, unless that is here.
+    /// Its room, unless that is here.
     pub(crate) room: Option<Room>,
 }
 
@@ -69,7 +69,7 @@ impl Ticket {
     }
 }
 
-/// Who waits for something other than a call.
+/// Waits for something other than a call.
 pub(crate) type Waiter = oneshot::Sender<Result<()>>;
 
 /// What a [`Waiter`] waits for. The end of the worker ends all of them, with its error.

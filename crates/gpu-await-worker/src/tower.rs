@@ -3,7 +3,7 @@
 //! | state of a service | meaning | left by |
 //! |---|---|---|
 //! | `Idle` | it holds nothing | `poll_ready` → `Waits` |
-//! | `Waits` | it is among those that wait for room for a call, at one worker or at several | room → `Reserved`; an error of all of them → `Idle` |
+//! | `Waits` | it waits for room for a call, at one worker or at several | room → `Reserved`; an error of all of them → `Idle` |
 //! | `Reserved` | it holds room for one call | `call` → `Idle` |
 //!
 //! # Invariants
@@ -30,22 +30,22 @@ use crate::workers::Group;
 
 /// Calls of a [`Worker`] or a [`Group`] as a `tower::Service`, made by [`Worker::service`] and [`Group::service`].
 ///
-/// It is ready when there is room for one more call ([`most_calls`](crate::WorkerBuilder::most_calls)), which it holds from then on until it is called or
-/// dropped: so a call that follows is not [`Overloaded`](Error::Overloaded) by the number of calls. Ready says nothing of a process:
-/// calls wait for one that starts. With `load_shed` around it, what has no room is refused at once; a `timeout` bounds the call and not the
-/// wait for room, as it does everywhere in tower. A clone holds nothing.
+/// It is ready when there is room for one more call ([`most_calls`](crate::WorkerBuilder::most_calls)), which it holds until it is called or
+/// dropped, so that the call that follows is not [`Overloaded`](Error::Overloaded) by the number of calls. Ready says nothing about a process:
+/// calls wait for one that is starting. With `load_shed` around it, a request without room is refused at once; a `timeout` bounds the call but not
+/// the wait for room, as everywhere in tower. A clone holds nothing.
 ///
-/// A `timeout` drops the call and does not stop it: the process goes on with it, and its place is free when that is done. So kernels that never
-/// end take one place after the other, until `load_shed` refuses everything, while the worker serves, as its health says: give each call a
-/// limit ([`Call::within`]), which kills the process. [`Stats::running`](crate::Stats::running) at `most_calls` for long, with
-/// [`Stats::answered`](crate::Stats::answered) standing still, shows calls without one.
+/// A `timeout` drops the call but does not stop it: the process goes on with it, and its permit is released when that is done. So kernels that never
+/// end take one permit after another until `load_shed` refuses everything, while the worker's health says that it serves: give each call a
+/// limit ([`Call::within`]), which kills the process. [`Stats::running`](crate::Stats::running) at `most_calls` for long, while
+/// [`Stats::answered`](crate::Stats::answered) stands still, points to calls without one.
 ///
-/// Room is held whatever dies: a call of a [`Group`] whose worker died before it was made goes to another one, in the place that it has at the
-/// first; so does a call that the group sends again. That worker then has more calls than its `most_calls`, and the group never has more
-/// than all of its workers may have.
+/// Room is held whatever dies: a call of a [`Group`] whose worker died before the call was made goes to another one, with its permit from the
+/// first; so does a call that the group sends again. The other worker may then exceed its `most_calls`, but the group never has more calls than
+/// all of its workers may have.
 ///
 /// # Errors
-/// Of `poll_ready`: the worker, or each of the group, is given up or closed. It may be asked again: see [`Worker::revive`].
+/// From `poll_ready`: the worker, or each of the group, is given up or closed. It may be polled again: see [`Worker::revive`].
 pub struct CallService<T, F> {
     target: T,
     call: F,
@@ -84,7 +84,7 @@ impl<S: Service> Worker<S> {
 
 impl<S: Service> Group<S> {
     /// Makes a `tower::Service` (feature `tower`) of this group and a function that makes the call of a request, as [`Worker::service`] does. It
-    /// is ready when a worker has room, of those that serve the least loaded; the call goes to that one if it still serves.
+    /// is ready when a worker has room, preferably the least loaded of those that serve; the call goes to that one if it still serves.
     pub fn service<F>(&self, call: F) -> CallService<Group<S>, F> {
         CallService { target: self.clone(), call, ready: Ready::Idle }
     }

@@ -1,6 +1,6 @@
 //! [`Unpolled`]: how many tasks were woken, and have not been polled to the end since.
 //!
-//! After a fault the process ends once there is none: whoever was woken by the fault has said what it knows, on however busy a machine.
+//! After a fault the process ends once there is none: each task that the fault woke has then said what it knows, however busy the machine is.
 //!
 //! | state of a task | counts | left by |
 //! |---|---|---|
@@ -35,7 +35,7 @@ pub(crate) struct Unpolled {
 }
 
 impl Unpolled {
-    /// Makes a future one that counts.
+    /// Wraps a future so that it counts.
     pub(crate) fn follow<F: Future>(self: &Arc<Self>, task: F) -> Followed<F> {
         self.more();
         let state = State { all: self.clone(), is: AtomicU8::new(DUE), waker: AtomicWaker::new() };

@@ -16,18 +16,18 @@ pub(crate) struct Ends {
     pub(crate) pipes: [OwnedFd; 2],
 }
 
-/// What the supervisor's thread waits for, of one worker: descriptors with what is awaited, or, after a poll, what is there.
+/// What the supervisor's thread waits for, for one worker: descriptors with the events awaited or, after a poll, the events that occurred.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub(crate) processes: Vec<Watched>,
-    /// Of processes that were set aside, their handles alone.
+    /// Only the handles of processes that were set aside.
     pub(crate) stuck: Vec<Watched>,
     pub(crate) due: Option<Instant>,
-    /// Nothing will ever be there again.
+    /// Nothing will ever happen again.
     pub(crate) ended: bool,
 }
 
-/// The place of a process' socket among its descriptors.
+/// The index of a process's socket among its descriptors.
 pub(crate) const SOCKET: usize = 0;
 
 /// The descriptors of a process: its socket, its handle, its output, its errors.

@@ -1,4 +1,4 @@
-//! [`Worker`]: the handle of the front, and its builder. More than 500 lines: most are what its options mean.
+//! [`Worker`]: the handle of the front, and its builder. More than 500 lines: mostly the docs of its options.
 #![forbid(unsafe_code)]
 
 use std::borrow::Borrow;
@@ -34,8 +34,8 @@ use crate::ticket::Until;
 /// The process ends with the last handle: calls that are under way keep one. It ends with the front process as well, however that
 /// ends, and so does what it started, unless that left its process group (`setsid`).
 ///
-/// In a fork of the front every handle answers with [`Error::Forked`], and drops of them do nothing: the workers are the parent's. Their shared
-/// memory is not there: reading a [`Lease`] or a [`Payload`](crate::Payload) panics.
+/// In a fork of the front every handle returns [`Error::Forked`], and dropping one does nothing: the workers are the parent's. Their shared
+/// memory is not mapped there: reading a [`Lease`] or a [`Payload`](crate::Payload) panics.
 pub struct Worker<S: Service> {
     pub(crate) handle: Arc<Handle>,
     service: PhantomData<fn() -> S>,
@@ -59,7 +59,7 @@ impl<S: Service> Worker<S> {
         Worker { handle, service: PhantomData }
     }
 
-    /// Begins with this configuration, which each process of the worker gets.
+    /// Starts a builder with this configuration, which each process of the worker gets.
     pub fn builder(config: S::Config) -> WorkerBuilder<S> {
         WorkerBuilder { config, options: Options::default() }
     }
@@ -76,8 +76,8 @@ impl<S: Service> Worker<S> {
         Call::new(To::Worker(self.handle.clone()), request.borrow())
     }
 
-    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now. A lease takes whole pieces
-    /// of 256 bytes of it, and one of 0 bytes a piece as well.
+    /// Takes shared memory for the payload of a request, of `bytes` zeros or an earlier payload, if there is room now. Leases are rounded up to
+    /// multiples of 256 bytes, and one of 0 bytes takes 256 as well.
     ///
     /// # Errors
     /// [`Error::Overloaded`] if there is none; [`Error::TooLarge`]; the worker has ended.
@@ -88,13 +88,13 @@ impl<S: Service> Worker<S> {
     /// [`try_lease`](Self::try_lease) once there is room, without a limit: a caller that has one drops the future (`tokio::time::timeout`).
     ///
     /// # Cancel safety
-    /// Nothing is taken by a future that was dropped.
+    /// If the future is dropped, nothing is taken.
     ///
     /// # Errors
     /// [`Error::TooLarge`]; the worker has ended.
     pub async fn lease(&self, bytes: usize) -> Result<Lease> {
         loop {
-            // Before the look, so that nothing is missed in between.
+            // Before the attempt, so that nothing is missed in between.
             let room = self.handle.inside.wait(Until::Room);
             match self.try_lease(bytes) {
                 Err(Error::Overloaded { .. }) => {}
@@ -114,11 +114,11 @@ impl<S: Service> Worker<S> {
         self.handle.inside.wait(Until::Serving).await
     }
 
-    /// Waits until the worker ends, and says why: [`Error::GivenUp`], of which a service ends or [revives](Self::revive) it, or [`Error::Closed`]. Of one
-    /// that has ended, at once. Nothing runs while it waits.
+    /// Waits until the worker ends, and returns why: [`Error::GivenUp`], after which a program ends or [revives](Self::revive) it, or [`Error::Closed`].
+    /// Returns at once if it has ended. Nothing runs while it waits.
     ///
     /// # Cancel safety
-    /// A future that is dropped leaves the worker as it is.
+    /// Dropping the future leaves the worker as it is.
     pub async fn ended(&self) -> Error {
         loop {
             if let Err(error) = self.handle.inside.wait(Until::End).await {
@@ -127,11 +127,11 @@ impl<S: Service> Worker<S> {
         }
     }
 
-    /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; of one
-    /// that was not, only waits. Calls that ended meanwhile have ended; handles, leases and figures go on.
+    /// Has a worker that was [given up](Error::GivenUp) begin anew, with its counts of deaths at zero, and waits until it serves; otherwise it
+    /// only waits. Calls that ended meanwhile stay ended; handles, leases and figures carry on.
     ///
     /// # Cancel safety
-    /// A future that is dropped leaves the worker as it is: starting, if it was polled.
+    /// Dropping the future leaves the worker as it is: starting, if the future was polled.
     ///
     /// # Errors
     /// As [`spawn`](WorkerBuilder::spawn): the worker is given up again if its first process dies before it serves. One that was closed stays
@@ -141,20 +141,20 @@ impl<S: Service> Worker<S> {
         self.serving().await
     }
 
-    /// Has the process that serves replaced, and loses no call for it: another one starts beside it and takes the calls once it is ready; then the
-    /// old one answers those that it has, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once.
+    /// Replaces the serving process without losing a call: another one starts beside it and takes the calls once it is ready; then the
+    /// old one answers its remaining calls, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once.
     ///
     /// Ready proves that the process that served at the call is gone, and that another one serves; if none served, that one does. Calls that
     /// the old one does not answer within [`Replace::drain`] are lost, or sent again; and so is a suspect that runs in the standby for as long.
     ///
     /// The new process runs the program that this one was started from: a new version of it on disk changes nothing. Messages have no
-    /// schema, so that two builds that differ in a request or response would read one another wrongly, and nothing would tell. Whoever
-    /// deploys a new version starts it beside this program, and hands over its listening sockets.
+    /// schema, so two builds that differ in a request or response would silently misread each other. To deploy a new version, start it
+    /// beside this program, and hand over its listening sockets.
     ///
-    /// While both live, what a process takes is taken twice: see [`standby`](WorkerBuilder::standby).
+    /// While both live, everything that a process takes is taken twice: see [`standby`](WorkerBuilder::standby).
     ///
     /// # Cancel safety
-    /// A future that is dropped once it was polled leaves the replacement on its way.
+    /// Dropping the future once it was polled leaves the replacement under way.
     ///
     /// # Errors
     /// [`Error::NotReplaced`]: more processes than [`Restart::early_deaths`] died as they started, or the system refused as many starts in a row,
@@ -164,32 +164,32 @@ impl<S: Service> Worker<S> {
         self.handle.inside.replace()?.await
     }
 
-    /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if
-    /// that takes longer than `limit`. Returns when it is gone. One that was given up is closed as well, and not [revived](Self::revive) any more.
+    /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if that takes
+    /// longer than `limit`. Returns when it is gone. A worker that was given up is closed as well, and can no longer be [revived](Self::revive).
     pub async fn close(self, limit: Duration) {
         self.handle.inside.close(capped(limit));
         self.ended().await;
     }
 
-    /// Whether it serves, since when, and why not: for `/healthz`. [`WorkerHealth::is_serving`] says who answers 200.
+    /// Whether it serves, since when, and why not: for `/healthz`. [`WorkerHealth::is_serving`] says when to answer 200.
     #[must_use]
     pub fn health(&self) -> WorkerHealth {
         self.handle.inside.health()
     }
 
     /// Asks the process that takes calls for the [timeline](gpu_await::DeviceTimeline) of its device: its last operations and their times, as
-    /// bytes of a Perfetto trace, for a file and <https://ui.perfetto.dev>. Waits for a process that serves. What a process
-    /// logged that died is lost with it.
+    /// bytes of a Perfetto trace, for a file and <https://ui.perfetto.dev>. Waits for a process that serves. The log of a process that died
+    /// is lost with it.
     ///
     /// The process copies and writes the trace on a thread beside its calls. It comes over its socket, in messages between answers, of at most 64 MiB
     /// in all, which the front holds. Callers that ask at the same time get the same one.
     ///
     /// # Cancel safety
-    /// A future that is dropped leaves the process sending; nothing is kept.
+    /// If the future is dropped, the process still sends it; nothing is kept.
     ///
     /// # Errors
-    /// [`Error::Unfit`] without [`WorkerBuilder::timeline`]; [`Error::Service`], if the device cannot say, or it is longer; [`Error::Lost`], if the
-    /// process dies meanwhile; the worker has ended.
+    /// [`Error::Unfit`] without [`WorkerBuilder::timeline`]; [`Error::Service`], if the device cannot provide it, or it is longer; [`Error::Lost`],
+    /// if the process dies meanwhile; the worker has ended.
     pub async fn timeline(&self) -> Result<Vec<u8>> {
         loop {
             match self.handle.inside.timeline().await? {
@@ -199,14 +199,14 @@ impl<S: Service> Worker<S> {
         }
     }
 
-    /// The figures of the worker: all that there is for metrics, which it does not export itself. Counts begin with the worker, and never
+    /// The figures of the worker: the source for metrics, which it does not export itself. Counts begin with the worker, and never
     /// fall.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.inside.stats()
     }
 
-    /// The last lines that the process wrote to its output and its errors, behind those of the process that died last. They go nowhere else:
+    /// The last lines that the process wrote to its output and its errors, after those of the process that died last. They go nowhere else:
     /// a service that wants them on the front's output writes them there from here, or logs to a file.
     #[must_use]
     pub fn log(&self) -> String {
@@ -214,7 +214,7 @@ impl<S: Service> Worker<S> {
     }
 }
 
-/// After so many starts that failed, one after the other, a worker of a group is out.
+/// A worker of a group is out after this many failed starts in a row.
 const MOST_FAILURES: u32 = 3;
 
 /// The options of a [`Worker`].
@@ -231,8 +231,8 @@ impl<S: Service> fmt::Debug for WorkerBuilder<S> {
 }
 
 impl<S: Service> WorkerBuilder<S> {
-    /// How many calls may be under way, those included that nobody waits for any more. 4,096; from 1 to 2²⁰. A worker of a
-    /// [`Group`](crate::Group) may have more for a while: those that the group sends again count where they were let in.
+    /// How many calls may be under way, including abandoned ones. 4,096; from 1 to 2²⁰. A worker of a
+    /// [`Group`](crate::Group) may have more for a while: those that the group sends again count where they were admitted.
     pub fn most_calls(mut self, calls: usize) -> Self {
         self.options.most_calls = calls;
         self
@@ -246,8 +246,8 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which what is used takes memory; from 4 KiB to
-    /// 1 TiB, rounded up to whole pages.
+    /// The shared memory for payloads of requests and of responses, in bytes. 64 MiB each, of which only what is used takes memory; from 4
+    /// KiB to 1 TiB, rounded up to whole pages.
     ///
     /// A [`Lease`] and a [`Payload`](crate::Payload) count against it until they are dropped, and nobody but their holder can make room: calls whose
     /// answers are held until all of them are there (`join_all`) need memory for all of them. A response that waits for such room ends after
@@ -266,15 +266,15 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How long a response may wait for room while nothing but payloads that the program itself holds fill the memory: then its call ends
-    /// with [`Error::PayloadsHeld`]. 10 s.
+    /// How long a response may wait for room while payloads that the program itself holds are all that fills the memory: then its call
+    /// ends with [`Error::PayloadsHeld`]. 10 s.
     pub fn held_payload_limit(mut self, limit: Duration) -> Self {
         self.options.held = capped(limit);
         self
     }
 
-    /// Places the worker on the GPU with this UUID, or this beginning of one, out of [`gpus`](crate::gpus); or on a part of one, `MIG-..`. Its
-    /// processes see that GPU alone, as number 0. Without it they open the host device.
+    /// Places the worker on the GPU with this UUID, or a UUID that begins with this, out of [`gpus`](crate::gpus); or on a part of one,
+    /// `MIG-..`. Its processes see that GPU alone, as number 0. Without it they open the host device.
     pub fn gpu(mut self, uuid: impl Into<String>) -> Self {
         self.options.gpu = Some(uuid.into());
         self
@@ -286,26 +286,26 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Kills the process when it has more memory than this, in bytes, 1 MiB at least; looked at twice a second. No limit. What
-    /// is used of the memory for payloads counts: there may be no more of that.
+    /// Kills the process when it uses more memory than this, in bytes, 1 MiB at least; checked twice a second. No limit. Used memory for payloads
+    /// counts: the payload memory may not be larger than this.
     pub fn resident_bytes(mut self, bytes: u64) -> Self {
         self.options.resident_bytes = Some(bytes);
         self
     }
 
-    /// Opens the device in verify mode: an answer leaves the process only when the device was well behind it, and a fault names exactly
-    /// the operation that faulted. Each operation then takes a round trip.
+    /// Opens the device in verify mode: an answer leaves the process only once the device is known to be healthy after it, and a fault
+    /// names exactly the operation that faulted. Each operation then takes a round trip.
     pub fn verify(mut self, verify: bool) -> Self {
         self.options.verify = verify;
         self
     }
 
-    /// Holds each answer until everything that was on the device when the call ended is complete, that of other calls included, and the device
-    /// is well. If it is lost by then the answer is not given: the call ends with its process, or runs again. Off.
+    /// Holds each answer until everything that was on the device when the call ended is complete, including work of other calls, and the
+    /// device is healthy. If it is lost by then the answer is withheld: the call ends with its process, or runs again. Off.
     ///
-    /// A kernel that goes astray may write what other calls compute with for a while until it faults, or until the driver says so. Without this,
-    /// an answer of that while leaves the process. With it none does whose data a faulting kernel could have changed, as long as that was on
-    /// the device before the call's last operation was complete. What is left: a kernel that writes wrong memory and does not fault.
+    /// A stray kernel may overwrite data of other calls for a while before it faults, or before the driver says so. Without this option, answers
+    /// computed meanwhile leave the process. With it, no answer does whose data a faulting kernel could have changed, as long as that kernel was on
+    /// the device before the call's last operation was complete. Not covered: a kernel that writes wrong memory and does not fault.
     ///
     /// It costs a wait for the other calls' work: nothing where a process has one call at a time, and as long as the longest operation of any
     /// neighbour otherwise, which [`within`](Call::within) counts. [`verify`](Self::verify) also finds which operation it was, at a round trip for each.
@@ -314,7 +314,7 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Starts also where MPS is on, and the fault of one client ends all of them: no [`standby`](Self::standby) then
+    /// Starts even where MPS is on, and the fault of one client ends all of them: then there is no [`standby`](Self::standby)
     /// ([`Error::Excluded`]), which would end with the process that it is to replace, and no [`replace`](Self::replace).
     pub fn allow_mps(mut self, allow: bool) -> Self {
         self.options.allow_mps = allow;
@@ -328,22 +328,22 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How long both sides look for the next message before they sleep, up to 1 s: a call that comes, and an answer that is there, within this time costs
+    /// How long both sides spin for the next message before they sleep, up to 1 s: a call or an answer that arrives within this time costs
     /// no wake-up, and each side may keep a core busy for as long after each message. Zero: both sleep at once.
     ///
-    /// In the front it is the task that awaits the answer that looks; it lets other tasks run in between.
+    /// In the front, the task that awaits the answer spins, and yields to other tasks in between.
     pub fn hot(mut self, time: Duration) -> Self {
         self.options.hot = capped(time);
         self
     }
 
-    /// How long [`Service::start`] may take, in each process. 120 s; more than nothing.
+    /// How long [`Service::start`] may take, in each process. 120 s; more than zero.
     pub fn start_limit(mut self, limit: Duration) -> Self {
         self.options.start = capped(limit);
         self
     }
 
-    /// How long nothing may poll the process's executor, once the service has started, before the process counts as hung and is killed:
+    /// How long the process's executor may go unpolled, once the service has started, before the process counts as hung and is killed:
     /// because a call of the driver, or blocking code of the service, does not return on all of its threads. A kernel that runs long does
     /// not block it. No limit; 500 ms at least, which is how often it is looked at.
     pub fn executor_limit(mut self, limit: Duration) -> Self {
@@ -366,45 +366,45 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// Has a second process stand by: its service has started, and it takes over at once when the first one falls, without the time
-    /// of a start. Another one is started behind it, once the one that fell is gone, and after the delay of [`Restart`]. Off.
+    /// Keeps a second process on standby: its service has started, and it takes over at once when the first one falls, without the time
+    /// of a start. Another standby is started once the process that fell is gone, after the delay of [`Restart`]. Off.
     ///
-    /// Calls that were running have their answers, or the end of their process, when that is gone; those that may run again do then. Suspects
-    /// ([`Call::idempotent`]) run in the standby, alone, and nobody else waits for them meanwhile.
+    /// Calls that were running end when their process is gone, with an answer or with its death; those that may run again do so then. Suspects
+    /// ([`Call::idempotent`]) run in the standby, alone, and hold up no other call.
     ///
     /// It costs what a process costs, for as long as the worker lives: a context of the device and its modules, which `nvidia-smi` shows for each process,
-    /// and whatever the service takes as it starts ([`Stats::standby_device_bytes`]), up to [`device_memory_bytes`](Self::device_memory_bytes) once more. [Kept](crate::Host::keep) memory is there
-    /// once for both. [`Service::start`] runs while another process serves: it must not need what one process alone can have. A standby
+    /// and whatever the service takes as it starts ([`Stats::standby_device_bytes`]), up to [`device_memory_bytes`](Self::device_memory_bytes) again.
+    /// [Kept](crate::Host::keep) memory is shared by both. [`Service::start`] runs while another process serves: it must not need anything exclusive. A standby
     /// that dies interrupts nothing, and another one is tried; after [`Restart::early_deaths`] of them in a row none is, until another process
-    /// serves ([`WorkerHealth::no_standby`], [`Stats::last_standby_cause`]). If it has taken over from one early death too many, it serves on, likewise
-    /// without another one. One that is stopped while it has a suspect is killed after a second.
+    /// serves ([`WorkerHealth::no_standby`], [`Stats::last_standby_cause`]). If it has taken over from one early death too many, it serves on, also
+    /// without another standby. A standby that is stopped while it has a suspect is killed after a second.
     pub fn standby(mut self, standby: bool) -> Self {
         self.options.standby = standby;
         self
     }
 
-    /// Has the process replaced when it has done so much, as [`Worker::replace`] does. Never. If no other process can be started, the one that
-    /// serves goes on for as much again.
+    /// Replaces the process, as [`Worker::replace`] does, once it has done this much. Never. If no other process can be started, the serving
+    /// one goes on for as much again.
     pub fn replace(mut self, replace: Replace) -> Self {
         let (time, drain) = (replace.time.map(capped), capped(replace.drain));
         self.options.replace = Replace { time, drain, ..replace };
         self
     }
 
-    /// Refuses what killed processes: a request that did while it ran alone, or took longer than its [limit](Call::within) then, for a while, and a
-    /// client that sent several such, with [`Error::Refused`]. So a client that sends the same request again and again costs the others one
+    /// Refuses what killed processes, with [`Error::Refused`]: for a while, a request that did so while it ran alone, or then took longer than its
+    /// [limit](Call::within), and a client that sent several such. So a client that sends the same request again and again costs the others one
     /// restart a minute, and not one for each. Off.
     ///
     /// Requests are told apart by [`Call::key`]; without one by a digest, which is computed for each call, on its caller's thread, of the
     /// request and its payload; with a payload of more than 1 MiB a request without a key is never refused. Clients are what [`Call::client`]
-    /// says. Calls that were lost beside others, or by the fault of another, are not guilty. Those that may not run again leave their
-    /// requests watched: the next call of that request runs alone, as suspects do. A client that loses calls so in two deaths, with none of its
-    /// calls answered in between, is watched likewise, whatever it sends: so one whose poison is another each time is found.
+    /// says. Calls that were lost beside others, or by the fault of another, are not guilty. Those that may not run again leave their requests
+    /// watched: the next call of that request runs alone, as suspects do. A client that loses calls this way in two deaths, with none of its
+    /// calls answered in between, is watched likewise, whatever it sends: that catches a different poison request each time.
     ///
-    /// Out of reach: a client that sends another poison each time, none of which may run again, and has good calls answered in between; one that
-    /// names another client each time; and what a call leaves on the host that kills its process later, which [`Guilt`](crate::Guilt) says more of.
+    /// Not caught: a client that sends a different poison request each time, none of which may run again, with good calls answered in between; one
+    /// that names a different client each time; and what a call leaves on the host that kills its process later: see [`Guilt`](crate::Guilt).
     ///
-    /// One that is watched, and does not end, holds up others as any suspect does: give it a [limit](Call::within).
+    /// A watched call that does not end holds up others as any suspect does: give it a [limit](Call::within).
     ///
     /// A kill from outside (`SIGKILL` by the operator or the OOM killer, an end by `SIGTERM`) says little about the one call that ran: its request is
     /// watched as well, and guilty after three of these, over all its calls and attempts, without an answer in between: see
@@ -438,12 +438,12 @@ impl<S: Service> WorkerBuilder<S> {
         self
     }
 
-    /// How many calls it lets in, if it begins.
+    /// How many calls it admits, once begun.
     pub(crate) fn places(&self) -> usize {
         self.options.most_calls.min(*CALLS.end() as usize)
     }
 
-    /// One of a group, which lets in so many calls.
+    /// Makes it part of a group that admits so many calls.
     pub(crate) fn in_group(mut self, blamed: &Arc<Mutex<Blamed>>, places: usize) -> Self {
         let options = &mut self.options;
         options.most_group_calls = places;
@@ -455,7 +455,7 @@ impl<S: Service> WorkerBuilder<S> {
     /// Starts the worker; ready proves that its service has started.
     ///
     /// # Cancel safety
-    /// A future that is dropped takes the process with it.
+    /// If the future is dropped, the process ends.
     ///
     /// # Errors
     /// Nothing is started without [`init`](crate::init), inside of a worker, for a service that `init` does not name, or with an option

@@ -1,4 +1,4 @@
-//! [`Group`]: workers that are called as one. What each of them does is its own; [`route`](crate::route) says which has a call.
+//! [`Group`]: workers that are called as one. Each runs on its own; [`route`](crate::route) says which has a call.
 #![forbid(unsafe_code)]
 
 use std::borrow::Borrow;
@@ -21,28 +21,28 @@ use crate::worker::{Worker, WorkerBuilder};
 
 /// Workers of one [`Service`] that are called as one: one on each GPU. Cheap to clone, `Send + Sync`; used on any executor.
 ///
-/// A call goes to the worker that serves and has the fewest calls in flight; where several have, to each in turn. Where none serves it waits
-/// for one that starts.
+/// A call goes to the serving worker with the fewest calls in flight, and to equals in turn. Where none serves it waits for one that is
+/// starting.
 ///
 /// # When a GPU is lost
 /// The group, and not the worker, sends a call again: as often as the call [may run](Call::idempotent), and until its
 /// [deadline](Call::deadline), both counted once over all workers. New calls go to the others from the moment that a death is seen. Of those
 /// that the process had, those that are innocent go to others as well. Suspects wait for the next process of their own worker, and run there
 /// alone, while the others serve everybody else: so a request that kills takes down one GPU at a time. If that worker is given up, they run
-/// in another one, alone. A call is sent again when its future is polled, and keeps its memory and its place until
-/// then: what was let in once is not refused for lack of room ([`Overloaded`](Error::Overloaded)).
+/// in another one, alone. A call is sent again when its future is polled, and keeps its memory and its permit until then: an admitted call
+/// is not refused for lack of room ([`Overloaded`](Error::Overloaded)).
 ///
-/// After three starts in a row that failed (or the first, of a worker that has never served) a worker is given up, and its GPU is out:
-/// calls that wait for it go to others, also those that may not run again, unless a process had them. The thread that looks after all workers
-/// probes it, by a start, after a delay that grows as those of [`Restart`](crate::Restart) do, up to `most_delay`; when its service starts, it
-/// takes calls again. Of [`Restart::early_deaths`](crate::Restart::early_deaths), 2 at most count in a group. With all of them out, calls end
-/// with [`Error::GivenUp`].
+/// After three failed starts in a row (or the first, for a worker that has never served) a worker is given up, and its GPU is out: calls that
+/// wait for it go to others, even those that may not run again, unless a process had them. The thread that looks after all workers probes it,
+/// by a start, after a delay that grows as those of [`Restart`](crate::Restart) do, up to `most_delay`; when its service starts, it takes
+/// calls again. Of [`Restart::early_deaths`](crate::Restart::early_deaths), 2 at most count in a group. With all of them out, calls end with
+/// [`Error::GivenUp`].
 ///
-/// Requests and clients that are [refused](WorkerBuilder::blame) by one worker are by all, if these blame as well.
+/// Requests and clients that one worker [refuses](WorkerBuilder::blame) are refused by all that blame as well.
 ///
 /// # Several workers on one GPU
-/// are possible: a fault of one leaves the others alone. They take turns on the GPU, of some 2.4 ms each, and none is faster for it: that is for
-/// isolation, not for speed.
+/// are possible: a fault of one leaves the others alone. They take turns on the GPU, of some 2.4 ms each, and none gets faster: use them
+/// for isolation, not for speed.
 ///
 /// # Ownership
 /// As of a [`Worker`]: the processes end with the last handle.
@@ -75,10 +75,10 @@ impl<S: Service> fmt::Debug for Group<S> {
 }
 
 impl<S: Service> Group<S> {
-    /// Starts these workers; ready proves that the service of each has started, or failed to, and that of one has started.
+    /// Starts these workers; ready proves that each service has started or failed to, and at least one has started.
     ///
     /// # Cancel safety
-    /// A future that is dropped takes the processes with it.
+    /// If the future is dropped, the processes end.
     ///
     /// # Errors
     /// As [`begin`](Self::begin). If no worker serves, that of the first one: [`Error::GivenUp`].
@@ -128,7 +128,7 @@ impl<S: Service> Group<S> {
         self.members.handles().iter().map(|handle| Worker::of(handle.clone()))
     }
 
-    /// Which of its workers serve, and why not: for `/healthz`. [`GroupHealth::is_serving`] says who answers 200.
+    /// Which of its workers serve, and why not: for `/healthz`. [`GroupHealth::is_serving`] says when to answer 200.
     #[must_use]
     pub fn health(&self) -> GroupHealth {
         GroupHealth { workers: self.workers().map(|worker| worker.health()).collect() }

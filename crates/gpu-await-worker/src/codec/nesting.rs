@@ -1,7 +1,7 @@
 //! How deep values nest, counted while they are encoded and decoded, around any format (pure).
 //!
-//! A level is whatever has a value of another type in it: an option that has one, a newtype, a list, tuple, map or struct, a variant with
-//! contents. So a value of a recursive type ends the recursion of its own code before the stack does: on a thread with little of that, earlier.
+//! A level is anything that contains a value of another type: an option that has one, a newtype, a list, tuple, map or struct, a variant with
+//! contents. So the recursion over a recursive type ends before the stack does: earlier on a thread with little stack.
 //!
 //! # Invariants
 //! 1. Both ways count alike: what could be encoded can be decoded (`as_many_levels_both_ways`).
@@ -20,15 +20,15 @@ use super::stack;
 
 /// So many levels fit on any stack.
 const ON_ANY_STACK: u32 = 16;
-/// What has to be left of the stack for one more: unoptimised code takes a KiB for most.
+/// The stack that must be left for one more level: unoptimised code takes a KiB for most.
 const RESERVE: usize = 16 << 10;
 
-/// How deep it is.
+/// The depth reached.
 #[derive(Clone, Copy, Debug)]
 struct Levels<'l> {
     depth: u32,
     most: u32,
-    /// Set to the levels that there may be, when there are more.
+    /// Set to the limit when it is exceeded.
     over: &'l Cell<Option<u32>>,
 }
 
@@ -83,7 +83,7 @@ pub(super) fn decode<'d, T: Deserialize<'d>, D: Deserializer<'d>>(
     T::deserialize(Within { inner: from, levels: Levels::new(most, over) })
 }
 
-/// Something of serde's, with the levels that are left for what is in it.
+/// A serde object, with the levels that are left for its contents.
 struct Within<'l, I> {
     inner: I,
     levels: Levels<'l>,

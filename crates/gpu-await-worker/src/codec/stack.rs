@@ -7,13 +7,13 @@ use std::ops::Range;
 
 use rustix::process::{Resource, getrlimit};
 
-/// What is left where the system does not say it.
+/// What is assumed to be left where the system does not say it.
 const UNKNOWN: usize = 32 << 10;
 /// How far the stack of the first thread grows, where it has no limit.
 const FIRST: u64 = 8 << 20;
 
 thread_local! {
-    /// Where the stack lies that was asked for last: a thread may switch stacks.
+    /// Where the stack lies that was last asked about: a thread may switch stacks.
     static STACK: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
@@ -36,7 +36,7 @@ fn here() -> usize {
     std::hint::black_box(&raw const here).addr()
 }
 
-/// The mapping around an address; of the first thread, as far as it grows.
+/// The mapping around an address; for the stack of the first thread, as far as it grows.
 fn around(here: usize) -> Option<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     maps.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! What there is against calls with which processes died, and what is said of it.
+//! Charges against calls with which processes died, and the events about them.
 #![forbid(unsafe_code)]
 
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::blame::{Charge, Keys, Standing};
 use crate::spec::Spec;
 
 impl Core {
-    /// Notes what there is against calls, and says what follows.
+    /// Records charges against calls, and logs what follows.
     pub(super) fn blame(
         &self,
         spec: &Spec,
@@ -72,7 +72,7 @@ impl Core {
     }
 }
 
-/// The hash of a key, as events say it.
+/// The hash of a key, as events show it.
 fn hex(key: Option<u64>) -> String {
     key.map_or_else(|| "none".to_owned(), |key| format!("{key:016x}"))
 }

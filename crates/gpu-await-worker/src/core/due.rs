@@ -44,7 +44,7 @@ impl Core {
             Pulse::Hung(time) => {
                 return self.kill(spec, role, Cause::Hung(time), Culprit::Begun, now, after);
             }
-            // A suspect runs in it, all other suspects wait for that, and no call in front of it says how long. A debugger may have it for a moment.
+            // All other suspects wait for the one that runs in it, and no deadline bounds that. A debugger may hold it for a moment.
             Pulse::Stopped if was_stopped && self.holds_up_suspects(role) => {
                 return self.kill(spec, role, Cause::Stopped, Culprit::Unclear, now, after);
             }
@@ -70,7 +70,7 @@ impl Core {
         }
         let Some(limit) = spec.options.resident_bytes else { return };
         if let Some(resident) = system::resident_bytes(pid).filter(|bytes| *bytes > limit) {
-            // Whose memory it is nobody knows: perhaps that of calls long ago.
+            // Nobody knows whose memory it is: perhaps that of calls long ago.
             self.kill(
                 spec,
                 role,

@@ -27,13 +27,13 @@ use crate::system::{self, Received};
 use crate::ticket::Outcome;
 use crate::watch::{SOCKET, Watch, Watched};
 
-/// When a packet is sent again that the kernel had no memory for.
+/// When to send a packet again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// When memory is looked at again that something a dead process left behind may have.
+/// When to look again at memory that something a dead process left behind may have.
 const SETTLES: Duration = Duration::from_millis(2);
 
-/// Later than this is a pause of this thread, or of the machine.
+/// A delay longer than this is a pause of this thread, or of the machine.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How many messages of one worker are heard before others get their turn.
@@ -128,7 +128,7 @@ impl Core {
         Watch { processes, stuck, due, ended }
     }
 
-    /// Hears the processes that have something to say.
+    /// Receives from the processes that have sent something.
     pub(crate) fn hear_ready(
         &mut self,
         spec: &Spec,
@@ -171,7 +171,7 @@ impl Core {
         }
     }
 
-    /// Hears what the process says.
+    /// Receives what the process has sent.
     pub(super) fn hear(
         &mut self,
         spec: &Spec,
@@ -185,7 +185,7 @@ impl Core {
             let Some(process) = &mut self.seats[role].process else { return };
             let socket = process.ends.socket.as_fd();
             let (received, beside) = system::receive(socket, buffer);
-            // Nobody but the process that was started is on the socket.
+            // Only the process that was started may use the socket.
             let is_packet = matches!(received, Received::Packet(_));
             let is_hello = process.times.hello.is_none();
             if is_packet && is_hello && beside.sender != Some(process.pid) {
@@ -217,7 +217,7 @@ impl Core {
         }
     }
 
-    /// Hears a few messages for a caller that looks for its answer.
+    /// Receives a few messages for a caller that checks for its answer.
     pub(crate) fn hear_now(
         &mut self,
         spec: &Spec,
@@ -227,7 +227,7 @@ impl Core {
     ) {
         const A_FEW: usize = 8;
         self.hear(spec, Role::Main, now, A_FEW, buffer, after);
-        // What has to be done about its end is the supervisor's.
+        // Handling its end is the supervisor's job.
         after.wake |= self.seats[Role::Main].process.as_ref().is_some_and(Process::is_falling);
     }
 
@@ -262,7 +262,7 @@ impl Core {
                 after.log(move || {
                     tracing::debug!(service, pid, ?started, "a worker's process said hello");
                 });
-                // The senders of later packets are this process, or what inherited from it, which nothing does.
+                // Later packets come from this process, or from one that inherited the socket, which none does.
                 drop(system::name_senders(process.ends.socket.as_fd(), false));
                 self.life.said_hello(role);
             }
@@ -462,7 +462,7 @@ impl Core {
         }
     }
 
-    /// The process does not keep to the protocol.
+    /// The process broke the protocol.
     fn broken(
         &mut self,
         spec: &Spec,

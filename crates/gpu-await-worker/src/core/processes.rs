@@ -47,7 +47,7 @@ impl Core {
         waits.unwrap_or(Cause::NoStart(limit))
     }
 
-    /// Has one started, on the thread for that.
+    /// Has a process started, on the thread for that.
     pub(super) fn start(&mut self, spec: &Spec, role: Role) {
         self.incarnations += 1;
         self.seats[role].starting = Some(self.incarnations);
@@ -57,7 +57,7 @@ impl Core {
         }
     }
 
-    /// It was started, or not.
+    /// The process was started, or not.
     pub(crate) fn started(
         &mut self,
         spec: &Spec,
@@ -99,7 +99,7 @@ impl Core {
         }
     }
 
-    /// The system refused what a start needs, to the front or to the process: no death.
+    /// The system refused what a start needs, to the front or to the process: not a death.
     fn not_started(&mut self, spec: &Spec, cause: Cause, after: &mut After) {
         self.stats.refused_starts += 1;
         let (service, why) = (spec.service, cause.to_string());
@@ -113,7 +113,7 @@ impl Core {
         if self.seats[role].process.is_some() {
             return self.kill(spec, role, cause, Culprit::Outside, now, after);
         }
-        // It does not even execute its program: it is killed when it does.
+        // It has not even executed its program: it is killed when it does.
         self.seats[role].starting = None;
         let (service, why) = (spec.service, cause.to_string());
         after.log(move || tracing::warn!(service, %why, "a worker's process was not started"));
@@ -121,7 +121,7 @@ impl Core {
         self.gone(spec, role, now, Sign::Early, after);
     }
 
-    /// The process serves: whoever waited for it goes on.
+    /// The process serves: wakes everything that waited for it.
     pub(super) fn serves(&mut self, spec: &Spec, role: Role, after: &mut After) {
         let Some(process) = &self.seats[role].process else { return };
         let (service, pid) = (spec.service, process.number());
@@ -165,9 +165,9 @@ impl Core {
         if role == Role::Main && self.take_over(spec, now, after) { Role::Standby } else { role }
     }
 
-    /// Has the standby take the main process's place, and that the standby's; returns whether there is one.
+    /// Swaps the standby with the main process; returns whether there is a standby.
     fn take_over(&mut self, spec: &Spec, now: Instant, after: &mut After) -> bool {
-        // One that does not run would hold up everybody until it does.
+        // A standby that does not run would hold up all calls until it does.
         let standby = self.seats[Role::Standby].process.as_ref();
         if self.life.can_take_over() && standby.is_some_and(Process::is_still) {
             self.kill(spec, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
@@ -212,7 +212,7 @@ impl Core {
         self.gone(spec, role, now, sign, after);
     }
 
-    /// The process is gone: everything that it said counts, and then nothing of it does any more.
+    /// The process is gone: everything that it sent is handled, and then nothing of it counts any more.
     pub(super) fn bury(
         &mut self,
         spec: &Spec,
@@ -291,7 +291,7 @@ impl Core {
         after: &mut After,
     ) {
         let begun = |id: CallId| responses.begun(id.slot()).age(id.generation()).is_some();
-        // It was replaced, and has answered everything, or ends with the worker: no death. Nor is one that the system did not start.
+        // Neither a process that was replaced and has answered everything, nor one that ends with the worker or was never started, has died.
         let ends = self.life.is_closing() || self.life.is_drained(role);
         let is_over = ends && cause == Cause::Closed || cause.is_refused_start();
         self.stats.deaths += u64::from(!is_over);
@@ -340,7 +340,7 @@ impl Core {
         self.last_cause = Some(cause);
     }
 
-    /// There is no process: when the next one starts, or that none does.
+    /// There is no process: decides when the next one starts, if any does.
     fn gone(&mut self, spec: &Spec, role: Role, now: Instant, sign: Sign, after: &mut After) {
         // A worker that never served is not tried again: whoever spawns it wants to know.
         let hopeless = !self.has_served && sign != Sign::None;
@@ -357,7 +357,7 @@ impl Core {
                 self.end(spec, error, after);
             }
             Step::NoStandby => {
-                // Of a standby, or of a main process whose standby took over.
+                // Either a standby's cause, or that of a main process whose standby took over.
                 let refusal = self.refusal.clone().filter(|_| sign == Sign::Refused);
                 let cause = refusal.or_else(|| self.died_of.clone()).unwrap_or(Cause::Unknown);
                 let (service, text) = (spec.service, cause.to_string());
@@ -381,7 +381,7 @@ impl Core {
     pub(crate) fn revive(&mut self, spec: &Spec, now: Instant, after: &mut After) -> Result<bool> {
         match &self.ended {
             None => return Ok(false),
-            // What was under the lock is lost, and with it who has which part of the slab.
+            // After a panic the state under the lock is lost, and with it which lease has which part of the slab.
             Some(Error::GivenUp { cause, .. }) if !matches!(cause, Cause::Supervisor(_)) => {}
             Some(error) => return Err(error.clone()),
         }
@@ -394,7 +394,7 @@ impl Core {
         Ok(true)
     }
 
-    /// There will be no process any more.
+    /// There will be no more processes.
     pub(super) fn end(&mut self, spec: &Spec, error: Error, after: &mut After) {
         tell_end(spec, &error, after);
         for seat in &mut self.seats.0 {
@@ -421,7 +421,7 @@ impl Core {
     }
 }
 
-/// Tells that there will be no process any more.
+/// Tells that there will be no more processes.
 pub(super) fn tell_end(spec: &Spec, error: &Error, after: &mut After) {
     let (service, why) = (spec.service, error.report());
     match error {

@@ -22,7 +22,7 @@ use crate::spec::Spec;
 use crate::ticket::Waiter;
 
 impl Core {
-    /// Does what is due: has another process started, has it take over, and tells those who wait for that.
+    /// Does what is due: has another process started, has it take over, and answers those that wait for that.
     pub(super) fn renew(&mut self, spec: &Spec, now: Instant, after: &mut After) {
         if let Some(why) = self.wear(spec, now) {
             self.want(spec, why, now, after);
@@ -33,7 +33,7 @@ impl Core {
         after.waiters.extend(self.replacing.extract_if(.., is_over).map(|(_, it)| (it, Ok(()))));
     }
 
-    /// Why the main process is to be replaced, if it is, and is not about to be.
+    /// Why the main process is to be replaced, if it is, and is not already about to be.
     pub(super) fn wear(&self, spec: &Spec, now: Instant) -> Option<&'static str> {
         let process = self.seats[Role::Main].process.as_ref()?;
         let is_idle = self.life.is_serving() && !self.life.is_closing() && !self.life.is_wanted();
@@ -51,7 +51,7 @@ impl Core {
         }
     }
 
-    /// Replaces the process that serves. The waiter hears when it is gone; if none serves, when one does.
+    /// Replaces the serving process. The waiter is woken when it is gone; if none serves, when one does.
     pub(crate) fn replace(
         &mut self,
         spec: &Spec,
@@ -82,7 +82,7 @@ impl Core {
         }
         let Some(next) = &mut self.seats[Role::Standby].process else { return };
         if next.is_still() {
-            // Seen twice: a debugger may have it for a moment.
+            // Seen twice: a debugger may hold it for a moment.
             if next.is_stopped || next.heart.is_silent() {
                 self.kill(spec, Role::Standby, Cause::Stopped, Culprit::Outside, now, after);
             }
@@ -108,7 +108,7 @@ impl Core {
         after.log(move || tracing::info!(service, pid, "a replacement takes over"));
     }
 
-    /// When a suspect that holds up a replacement has had as long as calls that are drained have.
+    /// When a suspect that holds up a replacement has used as much time as draining calls get.
     pub(super) fn held_until(&self, spec: &Spec) -> Option<Instant> {
         let next = self.seats[Role::Standby].process.as_ref()?;
         let since = self.life.held_since()?;
@@ -116,7 +116,7 @@ impl Core {
         is_held.then(|| since + spec.options.replace.drain)
     }
 
-    /// No other process could be started. The one that serves goes on, and is as new.
+    /// No other process could be started. The serving one goes on, with its use counted from zero.
     pub(super) fn not_replaced(&mut self, sign: Sign, now: Instant, after: &mut After) {
         let Some(process) = &mut self.seats[Role::Main].process else { return };
         process.used = Used::new(now);

@@ -10,7 +10,7 @@
 //! # Invariants
 //! 1. The front never holds more than [`MOST_TIMELINE`] bytes of it; a process that sends more, or sends what nobody asked for, breaks the
 //!    protocol (`a_wrong_message_is_the_fault_of_who_sends_it`).
-//! 2. Who asks is answered, also if the process ends (`a_timeline_ends_with_its_process`).
+//! 2. Every request is answered, even if the process ends (`a_timeline_ends_with_its_process`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::frame::{MOST_TIMELINE, TimelinePart, ToProcess};
 use crate::life::Role;
 
-/// One that is on its way.
+/// A timeline that is on its way.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     from: u32,
@@ -51,7 +51,7 @@ impl Core {
         }
     }
 
-    /// A part of it came; says how that breaks the protocol.
+    /// A part of it came; returns how that breaks the protocol, if it does.
     pub(super) fn hear_timeline(
         &mut self,
         from: u32,

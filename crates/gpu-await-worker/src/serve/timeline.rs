@@ -13,7 +13,7 @@ use crate::system::Sent;
 /// A body that any socket takes.
 const SHORT: usize = 1 << 10;
 
-/// Sends the timeline of the device, in parts of so many bytes at most.
+/// Sends the timeline of the device, in parts of at most `most` bytes.
 pub(super) async fn tell(link: Arc<Link>, device: Option<Device>, mut most: usize) {
     let taken = tokio::task::spawn_blocking(move || {
         let device = device.ok_or("there is no device")?;

@@ -82,7 +82,7 @@ fn a_panic_ends_one_worker() {
             is_injected(lease.await);
             is_injected(worker.serving().await);
             is_injected(worker.call(NOW).await);
-            // Who has which part of its memory is not known any more.
+            // Which lease has which part of its memory is no longer known.
             is_injected(worker.revive().await);
             assert_eq!(worker.stats().health, Some(Health::GivenUp));
             while lives(pid) {
@@ -177,7 +177,7 @@ fn what_a_process_leaves_is_freed_elsewhere() {
             }
             assert_eq!(unmapped().await, "gpu-await-starts", "{round}");
         }
-        // The memory of requests goes with the last that has the worker: that may be this thread.
+        // The memory of requests is freed with the last reference to the worker, which this thread may drop.
         let worker = Worker::<Later>::builder(()).payload_bytes(RARE as u64, 4096).spawn().await;
         drop(worker.unwrap());
         assert_ne!(unmapped().await, "gpu-await-workers");
