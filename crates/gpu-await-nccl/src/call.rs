@@ -3,7 +3,7 @@
 
 use crate::element::{ElementType, Reduction};
 
-/// What is done.
+/// What a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     AllReduce(Reduction),
@@ -26,14 +26,14 @@ pub(crate) enum Verb {
 pub(crate) struct Call {
     pub(crate) verb: Verb,
     pub(crate) element: ElementType,
-    /// Elements: of one rank's share where ranks have shares.
+    /// In elements: of one rank's share, where ranks have shares.
     pub(crate) count: usize,
     /// Device addresses; 0 where there is nothing to read or to write.
     pub(crate) from: u64,
     pub(crate) to: u64,
 }
 
-/// What ranks must agree on, as it goes over the wire.
+/// What ranks must agree on, in its wire form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) verb: u8,
@@ -54,7 +54,7 @@ const NAMES: [&str; 9] = [
     "barrier",
     "recv",
 ];
-/// The number of a receive in its own signature: its messages have a send's.
+/// The number of a receive in its own signature: its messages carry that of a send.
 const RECEIVE: u8 = 8;
 const NONE: u8 = u8::MAX;
 
@@ -64,12 +64,12 @@ impl Call {
         self.count * self.element.size_bytes()
     }
 
-    /// The bytes of a message of it.
+    /// The bytes of a message of this call.
     pub(crate) fn message_bytes(&self) -> usize {
         if self.verb == Verb::Barrier { 0 } else { self.bytes() }
     }
 
-    /// Whether rank `own`, which makes the call, gets data of rank `other` by it.
+    /// Whether rank `own`, which makes the call, gets data from rank `other` through it.
     pub(crate) fn gets_data(&self, own: usize, other: usize) -> bool {
         let is_sender = match self.verb {
             Verb::AllReduce(_) | Verb::AllGather | Verb::ReduceScatter(_) | Verb::AllToAll => true,
@@ -81,7 +81,7 @@ impl Call {
         is_sender && self.count > 0
     }
 
-    /// What the rank has called, where a receive is not what its peer calls.
+    /// What the rank has called, for a receive too, which is not what its peer calls.
     pub(crate) fn signature(&self) -> Head {
         match self.verb {
             Verb::Receive(_) => Head { verb: RECEIVE, ..self.head() },

@@ -31,8 +31,7 @@ use crate::unique_id::UniqueId;
 ///
 /// # Ordering
 /// Every rank calls the same collectives in the same order, with the same sizes. Communicators that share devices must be called in the
-/// same order everywhere too. Within a process they are: calls are serialized. Across processes the program has to ensure it.
-///
+/// same order everywhere too: within a process calls are serialized; across processes the program has to ensure it.
 /// # Blocking
 /// A call takes as long as NCCL needs to launch, about 5 µs. If it uses a connection that does not exist yet (the first
 /// [`send`](Self::send) to a rank, the first use of an algorithm), it waits until the other ranks make the same call, up to the
@@ -41,30 +40,28 @@ use crate::unique_id::UniqueId;
 ///
 /// A call of a communicator with several ranks in this process also waits, up to a second, while resources of another one are being freed.
 ///
-/// A call while more than 250 calls of a local rank are pending waits for fewer, as the driver's queue is finite; a loss ends the wait, and
-/// other communicators are not held up. [`throttle`](Self::throttle) waits without blocking the thread.
+/// A call while more than 250 calls of a local rank are pending waits until there are fewer, since the driver's queue is finite; a loss
+/// ends the wait, and other communicators are not held up. [`throttle`](Self::throttle) waits without blocking the thread.
 ///
 /// # Failure
 /// A communicator is lost as a whole: by [`abort`](Self::abort), when NCCL reports an error, when an operation exceeds the
-/// [limit](Self::set_limit), when a process of its [`Group`](crate::Group) ends, or with one of its devices. Every pending
-/// operation then fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error.
-/// A call that is refused as its input failed, or its device is lost or closed, loses the communicator too, as the other ranks wait for
-/// it. One that is refused for what was passed (memory that nobody wrote, a wrong length, a rank that does not exist) does not: the
-/// others wait for a right one, for as long as their limit says. To find a loss while nothing is pending, each device of a communicator
-/// is asked once a second.
-/// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation that is
-/// still held up by work in front of it, on its memory or on the communicator's private stream (an earlier call behind another communicator's
-/// work, for example), resolves when that work is complete. To hear of a loss earlier, await the download of an output. Each loss is a
-/// `tracing` event with the target `gpu_await_nccl`: a warning, or of level info for an abort.
-/// Outputs count as failed, and memory that NCCL may still access stays allocated until the device has finished with it. Other
-/// communicators, other devices and the process are unaffected. [`shrink`](Self::shrink) makes one of the remaining ranks.
+/// [limit](Self::set_limit), when a process of its [`Group`](crate::Group) ends, or with one of its devices. Every pending operation then
+/// fails with [`CollectiveLost`], and every later call is refused with it; [`Error::lost`] finds it in an operation's error. A call that is
+/// refused because its input failed, or its device is lost or closed, loses the communicator too, because the other ranks wait for it. A call
+/// that is refused for its arguments (memory that nobody wrote, a wrong length, a rank that does not exist) does not: the others wait for a
+/// valid one, as long as their limit allows. To find a loss while nothing is pending, each device of a communicator is polled once a second.
+/// (On a device that is lost itself, operations fail with the device's error, and [`lost`](Self::lost) says why.) An operation that is still
+/// held up by work in front of it, on its memory or on the communicator's private stream (an earlier call behind another communicator's work,
+/// for example), resolves when that work is complete. To hear of a loss earlier, await the download of an output. Each loss is a `tracing`
+/// event with the target `gpu_await_nccl`: a warning, or of level info for an abort. Outputs count as failed, and memory that NCCL may still
+/// access stays allocated until the device has finished with it. Other communicators, other devices and the process are unaffected.
+/// [`shrink`](Self::shrink) makes one of the remaining ranks.
 ///
 /// NCCL by itself does not notice every peer that dies. Without a [`Group`](crate::Group), set a limit.
 ///
-/// # Cancel safety
-/// Dropping an operation does not cancel it. Dropping the last handle never blocks and never aborts: a thread frees its resources when
-/// its work is complete and no communicator of the process has pending work, or they end with the process. (NCCL frees pinned
-/// memory, and until the devices have finished the driver keeps every other call out.) Resources of a lost communicator are
+/// # Cancel safety Dropping an operation does not cancel it. Dropping the last handle never blocks and never aborts: a thread frees
+/// its resources when its work is complete and no communicator of the process has pending work, or they end with the process. (NCCL
+/// frees pinned memory, and the driver blocks every other call until the devices have finished.) Resources of a lost communicator are
 /// freed likewise. When the process ends, it waits at most two seconds for resources that are being freed.
 ///
 /// # Examples
@@ -163,9 +160,9 @@ impl Communicator {
     }
 
     /// Returns why the communicator was lost, if it was, or why the next call would lose it: a loss of one of its own devices that an
-    /// operation has found, an input that failed late, what another rank told, or that its process is gone. So it tells of a failed operation
-    /// whether this communicator or [another one](Error::lost) was lost.
-    /// On GPUs also that a rank has left, as no call can succeed without it; on host devices a call that needs it finds that.
+    /// operation has found, an input that failed late, a loss that another rank reported, or the end of that rank's process. So after a
+    /// failed operation it tells whether this communicator or [another one](Error::lost) was lost.
+    /// On GPUs also when a rank has left, as no call can succeed without it; on host devices only a call that needs the rank finds that.
     #[must_use]
     pub fn lost(&self) -> Option<CollectiveLost> {
         let shared = self.shared();
@@ -180,7 +177,7 @@ impl Communicator {
     /// Sets how long an operation may be pending, counted from its call. An operation that takes longer loses the communicator with
     /// [`LostCause::TimedOut`]. There is no limit by default: if a rank never calls, the others stay pending, as with NCCL itself. A
     /// `timeout(..)` around an operation abandons that operation only, and leaves the communicator intact. A limit of more than 584 years
-    /// is none.
+    /// counts as none.
     pub fn set_limit(&self, limit: Option<Duration>) {
         self.shared().set_limit(limit);
     }
@@ -221,16 +218,16 @@ impl Communicator {
     /// Submits several calls, for any ranks in this process, as one operation. They progress concurrently, so sends and receives in
     /// a group do not deadlock. Ready proves that all of them are *complete on the device*.
     ///
-    /// A rank in this process that the closure does not call for makes no call: its next one is for the other ranks the call that it left
-    /// out, also if another task makes it.
+    /// If the closure makes no call for a rank of this process, the rank's next call, even from another task, is matched by the other ranks to the
+    /// call that it left out.
     ///
-    /// A call in a group costs the host a fraction of one on its own, here and in NCCL, which makes few kernels of all of them: put a burst of
+    /// A call in a group costs the host a fraction of a call on its own, here and in NCCL, which makes a few kernels of all of them: put a burst of
     /// small collectives, such as those of a model's gradients, into one group.
     ///
     /// # Errors
-    /// The error of the first refused call, even if the closure ignores it; or of the closure. What is wrong with what the memory holds or
-    /// where it is (nobody wrote it, its writer failed, it is another device's) fails the group as a whole. Nothing is submitted then, and the
-    /// outputs of all recorded calls count as failed.
+    /// The error of the first refused call, even if the closure ignores it; or of the closure. A fault of the memory (nobody wrote it, its
+    /// writer failed, it is on another device) fails the group as a whole. Nothing is submitted then, and the outputs of all recorded calls
+    /// count as failed.
     ///
     /// # Examples
     /// A ring, in which every rank sends to the next one:
@@ -272,7 +269,7 @@ impl Communicator {
     }
 
     /// Aborts the communicator for all ranks in this process. Pending operations fail with [`LostCause::Aborted`] once NCCL has stopped
-    /// their kernels. Resolves when the work of all local ranks is complete. Ranks in other processes are told if they joined by
+    /// their kernels. Resolves when the work of all local ranks is complete. Ranks in other processes are notified if they joined by
     /// [`Group::join`](crate::Group::join); otherwise their [limit](Self::set_limit) has to end the wait.
     ///
     /// # Cancel safety

@@ -50,7 +50,7 @@ pub enum ElementType {
 }
 
 mod sealed {
-    /// What the crate knows of an element type.
+    /// What the crate knows about an element type.
     pub trait Sealed {
         #[doc(hidden)]
         const TYPE: super::ElementType;
@@ -147,7 +147,7 @@ macro_rules! integers {
             fn write(value: $type, bytes: &mut [u8]) { bytes.copy_from_slice(&value.to_ne_bytes()); }
             fn add(a: $type, b: $type) -> $type { a.wrapping_add(b) }
             fn multiply(a: $type, b: $type) -> $type { a.wrapping_mul(b) }
-            // More ranks than the type can count: nothing is left of a quotient.
+            // More ranks than the type can count: the quotient is zero.
             fn divide(a: $type, by: usize) -> $type { <$type>::try_from(by).map_or(0, |by| a / by) }
         }
     )+};

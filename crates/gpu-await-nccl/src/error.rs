@@ -5,7 +5,7 @@
 //! | of making a communicator | an [`Error`] |
 //! | of a call, at once or later | the operation's [`gpu_await::Error`], whose source chain has the [`Error`]: [`Error::of`] finds it |
 //!
-//! The operation's error names the operation, so that the text of an [`Error`] does not.
+//! The operation's error names the operation, so the text of an [`Error`] does not.
 #![forbid(unsafe_code)]
 
 mod lost;
@@ -114,7 +114,7 @@ pub enum Error {
         /// The device of both.
         device: String,
     },
-    /// A process of a group has another number of devices than ranks.
+    /// A process of a group has a different number of devices than ranks.
     #[error(
         "{devices} devices for the ranks {ranks:?} of this process: give each rank one, in this order"
     )]
@@ -161,7 +161,7 @@ pub enum Error {
         /// A rank that says so.
         by: usize,
     },
-    /// In [verify mode](gpu_await::DeviceBuilder::verify) a call waits until it is complete, before that of another rank is made.
+    /// In [verify mode](gpu_await::DeviceBuilder::verify) a call waits until it is complete, before another rank's call is made.
     #[error(
         "ranks {ranks:?} of this process are on devices in verify mode, in which each would wait for the others: give each a process of its own, or verify without collectives"
     )]
@@ -174,21 +174,21 @@ pub enum Error {
         "this process calls `Group::recover` or `survivors` already: await that call, or drop it, before the next one"
     )]
     Recovering,
-    /// Some ranks did not make the same call within the limit: to join, to connect. It is what this process has seen, and others may miss
-    /// others: [`Group::recover`](crate::Group::recover) agrees on who is left out, and does not fail for ranks that do not call it.
+    /// Some ranks did not make the same call within the limit: to join, to connect. It is this process's view, and others may miss different ranks:
+    /// [`Group::recover`](crate::Group::recover) agrees on the ranks to leave out, and does not fail for ranks that do not call it.
     #[error(
         "ranks {missing:?} of {world} did not come within {limit:?}, or left before the others came: see that each of them makes this call, or raise the limit; `Group::recover` goes on without those that do not call it{}",
         others(.refused)
     )]
     MissingRanks {
-        /// Who is missing.
+        /// The missing ranks.
         missing: Vec<usize>,
         /// How many there should be.
         world: usize,
         /// The time that was given.
         limit: Duration,
-        /// What was wrong with processes that asked to join meanwhile and were refused; rank 0 of a group knows. A missing rank may
-        /// be one of them.
+        /// The errors of processes that asked to join meanwhile and were refused; rank 0 of a group knows. A missing rank may be
+        /// one of them.
         refused: Vec<Error>,
     },
     /// An address cannot be used.
@@ -302,7 +302,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// As the error of the longer call that this one was a part of: with the limit and the world of that, and with its numbers of the ranks.
+    /// Restates it as the error of the longer call that this one was part of: with that call's limit, world and rank numbers.
     pub(crate) fn of_call(
         mut self,
         limit: Duration,
@@ -324,7 +324,7 @@ impl Error {
         self
     }
 
-    /// The operation that it is of, where it has none yet.
+    /// The operation that it belongs to, where it has none yet.
     pub(crate) fn op(&self) -> &'static str {
         match self {
             Error::SeveralRanks { op, .. }
@@ -335,7 +335,7 @@ impl Error {
         }
     }
 
-    /// As the source of an operation's error. One of gpu-await's errors is that as it is.
+    /// As the source of an operation's error. A gpu-await error is passed on as it is.
     pub(crate) fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
         match self {
             Error::Runtime(error) => Box::new(error),
@@ -370,8 +370,8 @@ impl Error {
     }
 
     /// Finds the [`CollectiveLost`] in the source chain of an operation's error. It may be that of another communicator, whose output the
-    /// operation was to read. Which communicator is lost, [`Communicator::lost`](crate::Communicator::lost) says: a program that recovers
-    /// asks that, also when a call was refused because its input had failed.
+    /// operation was to read. To recover, ask [`Communicator::lost`](crate::Communicator::lost) which communicator is lost, even when a
+    /// call was refused because its input had failed.
     #[must_use]
     pub fn lost(error: &gpu_await::Error) -> Option<&CollectiveLost> {
         match Error::of(error) {
@@ -385,7 +385,7 @@ impl Error {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShrinkRefusal {
-    /// It was lost, and NCCL cannot shrink what is aborted.
+    /// It was lost, and NCCL cannot shrink an aborted communicator.
     #[error("the communicator is lost ({cause}), and NCCL cannot shrink it any more")]
     Lost {
         /// Why it was lost.

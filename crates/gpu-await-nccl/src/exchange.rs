@@ -1,16 +1,16 @@
-//! How ranks of a host twin exchange elements: an [`Inbox`] a rank, into which a [channel](crate::mesh::Channel) puts the messages of others.
+//! How ranks of a host twin exchange elements: one [`Inbox`] per rank, into which a [channel](crate::mesh::Channel) puts the messages of others.
 //!
 //! | a peer | messages that came | after them |
 //! |---|---|---|
 //! | is there | are received in order | are waited for |
-//! | has left | are received in order | its end is the receiver's error; so it is of a collective call that it did not make |
-//! | is gone | are received in order | its end is the error of whoever still waits, for any rank, [a moment](LAST_WORK) later |
+//! | has left | are received in order | its end is the receiver's error, also in a collective call that it did not make |
+//! | is gone | are received in order | its end is the error of every call that still waits, for any rank, [a moment](LAST_WORK) later |
 //!
 //! # Invariants
-//! 1. What a rank has sent to another one, and that one has not taken, is bounded by [`ROOM`] and the calls of one group: a rank
-//!    waits for [room](Inbox::wait_for_room) after each group (`sends_are_bounded`).
-//! 2. Within a group sending never waits for the receiver: calls that are made at once cannot wait for one another in a circle.
-//! 3. Who waits is woken by a message, by the end of the peer, and by the failure of its communicator.
+//! 1. What one rank has sent and another has not taken is bounded by [`ROOM`] and the calls of one group: a rank
+//! waits for [room](Inbox::wait_for_room) after each group (`sends_are_bounded`).
+//! 2. Within a group sending never waits for the receiver: concurrent calls cannot wait for one another in a cycle.
+//! 3. A waiting rank is woken by a message, by the end of the peer, and by the failure of its communicator.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -22,11 +22,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::call::Head;
 use crate::error::LostCause;
 
-/// What may be on its way from a rank to another one before the sender waits, in bytes.
+/// How many bytes may be in flight from one rank to another before the sender waits.
 pub(crate) const ROOM: u64 = 4 << 20;
-/// How much a receiver takes before it says so.
+/// How much a receiver takes before it acknowledges.
 const TOLD: u64 = ROOM / 16;
-/// How long what was pending when a process ended may still wait for others: it may be complete there, and nearly so here.
+/// How long work that was pending when a process ended may still wait for others: it may be complete there, and nearly so here.
 pub(crate) const LAST_WORK: Duration = Duration::from_millis(200);
 /// What a message takes besides its data.
 const OVERHEAD: u64 = 64;
@@ -34,11 +34,11 @@ const OVERHEAD: u64 = 64;
 /// What a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Elements of a call of both.
+    /// Elements of a call that both ranks make.
     Data,
     /// The sender has made a collective call; the receiver compares.
     Signature,
-    /// The sender waits for the receiver's send of that number, and sends nothing before it has come.
+    /// The sender waits for the receiver's send of that number, and sends nothing until it has come.
     Waits(u64),
 }
 
@@ -54,7 +54,7 @@ impl Message {
     pub(crate) fn cost(&self) -> u64 {
         match self.purpose {
             Purpose::Data => self.data.len() as u64 + OVERHEAD,
-            // Few: one a call, each of which is answered, and one a message.
+            // Few: one per call, each of which is answered, and one per message.
             Purpose::Signature | Purpose::Waits(_) => 0,
         }
     }
@@ -69,7 +69,7 @@ pub(crate) struct Inbox {
 
 #[derive(Debug, Default)]
 struct InboxState {
-    /// Those that anything is known of.
+    /// Peers that something is known about.
     peers: HashMap<usize, Peer>,
     failed: Option<LostCause>,
     /// Collective calls that this rank has made.
@@ -81,7 +81,7 @@ struct InboxState {
 #[derive(Debug)]
 struct Ended {
     cause: LostCause,
-    /// Of one that has left: how many collective calls it made.
+    /// For a rank that has left: how many collective calls it made.
     calls: Option<u64>,
     since: Instant,
 }
@@ -90,11 +90,11 @@ struct Ended {
 struct Peer {
     messages: VecDeque<Message>,
     ended: Option<Ended>,
-    /// What was sent to it and it has not taken, in bytes.
+    /// Bytes sent to it that it has not taken.
     on_the_way: u64,
-    /// What was taken of it and it was not told of, in bytes.
+    /// Bytes taken from it that it has not been told about.
     untold: u64,
-    /// Sends to it, and receives from it.
+    /// How many sends to it and receives from it there were.
     sends: u64,
     receives: u64,
 }
@@ -108,7 +108,7 @@ impl Inbox {
         let mut state = self.state.lock();
         let messages = &mut state.peers.entry(from).or_default().messages;
         let waits = |message: &Message| matches!(message.purpose, Purpose::Waits(_));
-        // The latest of them says it all.
+        // The latest of them supersedes the others.
         if waits(&message) && messages.back().is_some_and(waits) {
             messages.pop_back();
         }
@@ -117,7 +117,7 @@ impl Inbox {
         self.changed.notify_all();
     }
 
-    /// Nothing more comes from that rank, which has made so many collective calls, if it left. The first reason counts.
+    /// Nothing more comes from that rank; `calls` is how many collective calls it made, if it left. The first reason counts.
     pub(crate) fn end_of(&self, from: usize, cause: LostCause, calls: Option<u64>) {
         let ended = Ended { cause, calls, since: Instant::now() };
         let mut state = self.state.lock();
@@ -146,7 +146,7 @@ impl Inbox {
         self.state.lock().failed.clone()
     }
 
-    /// The end of a peer, if one has ended: rather one whose process is gone.
+    /// The end of a peer, if one has ended: preferably one whose process is gone.
     pub(crate) fn ended(&self) -> Option<LostCause> {
         let state = self.state.lock();
         let ended = || state.peers.values().filter_map(|peer| Some(&peer.ended.as_ref()?.cause));
@@ -154,7 +154,7 @@ impl Inbox {
         gone.or_else(|| ended().next()).cloned()
     }
 
-    /// So much is on its way to a rank.
+    /// Counts a message as in flight to a rank.
     pub(crate) fn sends(&self, to: usize, message: &Message, is_send: bool) {
         let mut state = self.state.lock();
         let peer = state.peers.entry(to).or_default();
@@ -162,7 +162,7 @@ impl Inbox {
         peer.sends += u64::from(is_send);
     }
 
-    /// A rank has taken so much.
+    /// A rank has taken this many bytes.
     pub(crate) fn took(&self, peer: usize, bytes: u64) {
         if let Some(peer) = self.state.lock().peers.get_mut(&peer) {
             peer.on_the_way = peer.on_the_way.saturating_sub(bytes);
@@ -170,7 +170,7 @@ impl Inbox {
         self.changed.notify_all();
     }
 
-    /// Waits until no rank has more on its way than there is room for.
+    /// Waits until no rank has more in flight than there is room for.
     pub(crate) fn wait_for_room(&self) -> std::result::Result<(), LostCause> {
         let mut state = self.state.lock();
         loop {
@@ -186,7 +186,7 @@ impl Inbox {
         }
     }
 
-    /// Until something has changed, or waiting has become vain.
+    /// Waits until something has changed, or waiting has become futile.
     fn wait(
         &self,
         state: &mut MutexGuard<'_, InboxState>,
@@ -208,13 +208,13 @@ impl Inbox {
         peer.messages.is_empty().then_some(peer.receives)
     }
 
-    /// Whether a rank that waits for a send of that number waits in vain: it has not been made.
+    /// Whether a rank that waits for that send waits in vain, because it has not been made.
     pub(crate) fn has_not_sent(&self, to: usize, number: u64) -> bool {
         self.state.lock().peers.get(&to).is_none_or(|peer| peer.sends < number)
     }
 
-    /// Waits for the next message of that rank; with it, what its sender should be told to have been taken.
-    /// `is_collective`: what waits is a call of all ranks.
+    /// Waits for the next message of that rank; also returns how many taken bytes to acknowledge to its sender.
+    /// `is_collective`: the waiting call is one of all ranks.
     pub(crate) fn receive(
         &self,
         from: usize,
@@ -240,7 +240,7 @@ impl Inbox {
 }
 
 impl InboxState {
-    /// The end of a rank that makes waiting for others vain, and from when on.
+    /// The end of a rank that makes waiting for others futile, and from when on.
     fn doom(&self, is_collective: bool) -> Option<(LostCause, Instant)> {
         if !self.has_ended {
             return None;

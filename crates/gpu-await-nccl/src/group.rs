@@ -17,7 +17,7 @@ use crate::unique_id::UniqueId;
 /// How long [`Group::join`] waits.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Processes that have joined at one address, each with one rank or several, on one host or many.
+/// Processes that have joined at one address, each with one or more ranks, on one or more hosts.
 ///
 /// The group keeps a connection between every two processes. It carries NCCL's unique ids and, for host devices, the elements. It also
 /// detects peers that die, which NCCL does not always do. Communicators with that rank are then lost with
@@ -27,14 +27,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// |---|---|
 /// | whose process ends | at once |
 /// | whose host is down or cut off | when 15 s have passed without an acknowledgement, on Linux |
-/// | that is alive and stopped (`SIGSTOP`, a debugger, a full host), or behind a proxy that stalls | never: its system answers for it. Set a [limit](Communicator::set_limit) |
+/// | that is alive and stopped (`SIGSTOP`, a debugger, a full host), or behind a proxy that stalls | never: its kernel answers for it. Set a [limit](Communicator::set_limit) |
 ///
-/// [`recover`](Self::recover) continues with the ranks that are left. A process that starts again does not get into the recovered group:
-/// for that all of them [join](Self::join) anew.
+/// [`recover`](Self::recover) continues with the ranks that are left. A process that restarts cannot enter the recovered group:
+/// for that all of them [join](Self::join) again.
 ///
 /// When the last handle is dropped, the connections end. A peer that is stopped keeps a thread and a descriptor until it continues or dies.
 ///
-/// The processes trust one another, and whoever reaches the address: use a private network.
+/// The processes trust one another, and anyone who can reach the address: use a private network.
 ///
 /// # Examples
 /// Two ranks, as tasks of one process:
@@ -85,9 +85,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct Group {
     mesh: Arc<Mesh>,
-    /// Which agreement the members come from; 0 is none.
+    /// The agreement that the members come from; 0 is none.
     epoch: u64,
-    /// Ranks of the mesh, by their ranks here; in ascending order.
+    /// Ranks of the mesh, indexed by the ranks here; in ascending order.
     members: Arc<[usize]>,
 }
 
@@ -95,18 +95,17 @@ impl Group {
     /// Joins the other processes at `address` (`host:port`), where rank 0 listens. Resolves when all ranks are connected; gives up
     /// after a minute.
     ///
-    /// # Cancel safety
-    /// If the future is dropped, this process gives up, and rank 0 waits for its next attempt; but if all have come already and connect with
-    /// one another, which takes milliseconds, all of them end with [`Error::Closed`], or with a group from which this process is
+    /// # Cancel safety If the future is dropped, this process gives up, and rank 0 waits for its next attempt; but if all have come already
+    /// and are connecting, which takes milliseconds, all of them end with [`Error::Closed`], or with a group from which this process is
     /// [gone](Self::gone). If rank 0 gives up, so do the others.
     ///
     /// # Errors
     /// - [`Error::NoRanks`], [`Error::BadRank`]: a world without ranks, or a rank outside of it.
     /// - [`Error::Address`]: the address does not resolve, or rank 0 cannot listen there.
     /// - [`Error::Closed`]: nothing listened at the address until the limit, or rank 0 disconnected, as it does when this process has not
-    ///   said in two seconds who it is.
+    ///   identified itself within two seconds.
     /// - [`Error::MissingRanks`]: some ranks did not join in time; it names them.
-    /// - [`Error::DuplicateRank`], [`Error::WrongWorld`]: this process joined with a rank that is taken, or another world size.
+    /// - [`Error::DuplicateRank`], [`Error::WrongWorld`]: this process joined with a rank that is taken, or a different world size.
     pub async fn join(address: &str, rank: usize, world: usize) -> Result<Group> {
         Group::join_within(LIMIT, address, rank, world).await
     }
@@ -124,8 +123,8 @@ impl Group {
         Group::join_ranks_within(limit, address, [rank], world).await
     }
 
-    /// [`join`](Self::join) of a process that has several ranks, one for each of its devices: `4..8`, `[1, 5]`. The process with
-    /// rank 0 listens; other processes may have one rank, or another number of them.
+    /// [`join`](Self::join) for a process that has several ranks, one for each of its devices: `4..8`, `[1, 5]`. The process
+    /// with rank 0 listens; other processes may have any number of ranks.
     ///
     /// # Errors
     /// As [`join`](Self::join). [`Error::NoRanks`], [`Error::DuplicateRank`]: no ranks, or one of them twice.
@@ -147,7 +146,7 @@ impl Group {
         ranks: impl IntoIterator<Item = usize>,
         world: usize,
     ) -> Result<Group> {
-        // One that is too many is enough to see that.
+        // One rank too many is enough to detect an excess.
         let ranks: Vec<usize> = ranks.into_iter().take(world.saturating_add(1)).collect();
         check_ranks(&ranks, world)?;
         let address = address.to_owned();
@@ -179,8 +178,8 @@ impl Group {
     }
 
     /// Returns the rank that each rank joined with, by its rank now: `original_ranks()[rank]`, in ascending order. A group that has just joined
-    /// has `0..world`. A rank keeps its original one however often others are left out ([`recover`](Self::recover),
-    /// [`survivors`](Self::survivors), [`without`](Self::without)), so it tells whose data is still there when a program shares data out again.
+    /// has `0..world`. A rank keeps its original number however often others are left out ([`recover`](Self::recover),
+    /// [`survivors`](Self::survivors), [`without`](Self::without)), so it tells whose data is still there when a program redistributes data.
     ///
     /// # Examples
     /// Rank 1 of three has left, and others take over its data:
@@ -206,9 +205,9 @@ impl Group {
     }
 
     /// Returns the ranks whose processes have died, are unreachable, have left the group, or were left out when the others
-    /// [recovered](Self::recover), as far as this process knows. A rank that
-    /// a lost communicator names as [gone](crate::LostCause::PeerGone) is among them when its operations fail. Others may know of
-    /// more, or not yet of these: [`recover`](Self::recover) agrees.
+    /// [recovered](Self::recover), as far as this process knows. A rank that a lost communicator names as
+    /// [gone](crate::LostCause::PeerGone) is among them when its operations fail. Other processes may know of more, or not yet of
+    /// these: [`recover`](Self::recover) reaches agreement.
     #[must_use]
     pub fn gone(&self) -> Vec<usize> {
         let ended = self.mesh.ended();
@@ -227,7 +226,7 @@ impl Group {
 
     /// Starts building a communicator of all ranks, in which this process has `&device`, or `&devices` in the order of its
     /// [ranks](Self::ranks). A group can have any number of communicators; every process makes them in the same order.
-    /// [`connect`](CommunicatorBuilder::connect) reports devices that are too few or too many.
+    /// [`connect`](CommunicatorBuilder::connect) reports too few or too many devices.
     pub fn builder<'d>(&self, devices: impl LocalDevices<'d>) -> CommunicatorBuilder {
         let channel = self.mesh.open_next(self.epoch, &self.members);
         let builder = Communicator::builder(UniqueId::of_group(), self.world());
@@ -245,18 +244,18 @@ impl Group {
     /// then [`builder`](Self::builder) of the group that it returns.
     ///
     /// # Ranks that do not call
-    /// Ranks that are alive and do not call within a minute, as their process is stopped for example, are left out, and told so: when they
-    /// call, they get [`Error::Excluded`]. The others go on when those know it, or have been stopped for three seconds more. So every process
-    /// that calls ends in the same group, or with that error. Only processes that
-    /// cannot reach one another any more end in two groups: a program that needs a quorum checks [`world`](Self::world).
+    /// Ranks that are alive but do not call within a minute, because their process is stopped for example, are left out, and told so: when they
+    /// call, they get [`Error::Excluded`]. The others go on when those know it, or have been stopped for three seconds more. So every process that
+    /// calls ends in the same group, or with that error. Only processes that can no longer reach one another end in two groups: a program that
+    /// needs a quorum checks [`world`](Self::world).
     ///
     /// # Cancel safety
     /// If the future is dropped, this process gives up. The others wait for its next call, and leave it out at their limit. If they have
     /// connected already, their communicator is lost by [`PeerLeft`](crate::LostCause::PeerLeft), and they recover again.
     ///
     /// # Errors
-    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect); what is wrong with the devices is found before anything is done.
-    /// [`Error::MissingRanks`]: a rank agreed, and did not connect. Call again on the same group, as the others do, too: the one that does
+    /// As [`survivors`](Self::survivors) and [`connect`](Self::connect); errors of the devices are found before anything is done.
+    /// [`Error::MissingRanks`]: a rank agreed, and did not connect. Call again on the same group, as the others do too: a rank that does
     /// not is left out.
     ///
     /// # Examples
@@ -282,7 +281,7 @@ impl Group {
     }
 
     /// [`recover`](Self::recover) with another limit: how long it waits for the others to call, then for those to agree, and then to
-    /// connect. Processes that die in between start it again.
+    /// connect. A process that dies in between restarts it.
     ///
     /// # Errors
     /// As [`recover`](Self::recover).
@@ -292,7 +291,7 @@ impl Group {
         devices: impl LocalDevices<'d>,
     ) -> Result<(Group, Communicator)> {
         let devices = devices.into_devices();
-        // Others would wait for a communicator that this process cannot connect.
+        // Otherwise others would wait for a communicator that this process cannot connect.
         let (ranks, count) = (self.ranks(), devices.len());
         if ranks.len() != count {
             return Err(Error::DeviceCount { ranks, devices: count });
@@ -309,7 +308,7 @@ impl Group {
         };
         for _ in 1..self.world() {
             match recover_once().await {
-                // Another one has died since: all of them begin again.
+                // Another process has died since: all of them begin again.
                 Err(Error::Lost(_)) => {}
                 recovered => return recovered,
             }
@@ -318,9 +317,9 @@ impl Group {
     }
 
     /// Agrees with the other processes on the ranks that are left, and returns their group ([who they were](Self::original_ranks)). Every
-    /// remaining process calls it, on a group of the same ranks. A rank that one of them takes to be gone is gone for all, and so is one
-    /// that [does not call](Self#ranks-that-do-not-call) within a minute. A process that dies behind the agreement is in the
-    /// group: [`recover`](Self::recover) also connects, and begins again then.
+    /// remaining process calls it, on a group of the same ranks. A rank that one of them considers gone is gone for all, and so is one
+    /// that [does not call](Self#ranks-that-do-not-call) within a minute. A process that dies after the agreement is in the group:
+    /// [`recover`](Self::recover) also connects, and then begins again.
     ///
     /// # Cancel safety
     /// If the future is dropped, this process gives up. The others wait for its next call, and leave it out at their limit.
@@ -333,7 +332,7 @@ impl Group {
     }
 
     /// [`survivors`](Self::survivors) with another limit: how long it waits for the others to call, and then again for those that have
-    /// called to agree. With a limit that is shorter than the time between two calls the one that calls first leaves the other out.
+    /// called to agree. If the limit is shorter than the time between two processes' calls, the first caller leaves the other out.
     ///
     /// # Errors
     /// As [`survivors`](Self::survivors).
@@ -349,15 +348,15 @@ impl Group {
         Ok(Group { mesh: self.mesh.clone(), epoch, members: members.into() })
     }
 
-    /// Returns the group without some ranks, so that the others can continue together: to release their devices, or as they are
-    /// [gone](Self::gone). Each of them calls it with the same ranks; [`recover`](Self::recover) agrees on them first. The remaining
-    /// ranks keep their order and are renumbered from 0.
+    /// Returns the group without some ranks, so that the others can continue together: to release the devices of these ranks, or
+    /// because they are [gone](Self::gone). Each of them calls it with the same ranks; [`recover`](Self::recover) agrees on them
+    /// first. The remaining ranks keep their order and are renumbered from 0.
     ///
-    /// A rank that is left out is not told, and the others are not asked. Do not leave out ranks for which this process alone has waited in
-    /// vain: others may have waited for other ones. [`recover`](Self::recover) does that, and tells them.
+    /// A rank that is left out is not told, and the others are not asked. Do not leave out ranks only because this process has waited for them in
+    /// vain: others may have waited for different ones. [`recover`](Self::recover) handles that, and tells them.
     ///
     /// # Errors
-    /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own is left.
+    /// [`Error::BadRank`]: a rank that does not exist. [`Error::NoRanks`]: none of this process's own ranks remains.
     pub fn without(&self, ranks: &[usize]) -> Result<Group> {
         let world = self.world();
         if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= world) {

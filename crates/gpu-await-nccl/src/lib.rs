@@ -25,8 +25,8 @@
 //! | all in this process | [`Communicator::all`] |
 //! | in several processes or hosts that can reach one address | [`Group::join`]; with several ranks in a process [`Group::join_ranks`] |
 //! | in several processes that share a store of their own | [`UniqueId`] and [`Communicator::builder`] |
-//! | without some ranks of another one | [`Communicator::shrink`] |
-//! | of the ranks that are left of a group | [`Group::recover`] |
+//! | of another one, without some ranks | [`Communicator::shrink`] |
+//! | of the remaining ranks of a group | [`Group::recover`] |
 //!
 //! # Devices
 //! On GPUs the transport is NCCL 2.19 or newer, loaded at run time: `libnccl.so.2` from `LD_LIBRARY_PATH`, from the system, or as the
@@ -35,8 +35,8 @@
 //!
 //! The twin also detects what NCCL does not: collective calls that disagree in verb, reduction, root, type or length, and two ranks that
 //! wait to receive from each other. The communicator is then lost with [`LostCause::Mismatch`]. It cannot detect a rank that calls
-//! nothing, or a send that nobody receives: set a limit. A send completes at once while less than 4 MiB are on their way between the
-//! two ranks, and waits for its receiver otherwise.
+//! nothing, or a send that nobody receives: set a limit. A send completes at once while less than 4 MiB are in flight between the two
+//! ranks, and waits for its receiver otherwise.
 //!
 //! # Graphs
 //! [`Communicator::in_graph`] writes every verb to a [`Graph`](gpu_await::Graph), where it is captured, and

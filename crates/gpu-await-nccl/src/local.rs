@@ -12,7 +12,7 @@ impl<'d, D: sealed::Devices<'d>> LocalDevices<'d> for D {}
 mod sealed {
     use gpu_await::Device;
 
-    /// What the crate makes of them.
+    /// How the crate reads them.
     pub trait Devices<'d> {
         #[doc(hidden)]
         fn into_devices(self) -> &'d [Device];

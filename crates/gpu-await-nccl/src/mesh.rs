@@ -1,19 +1,19 @@
 //! [`Mesh`]: the connections between the processes of a [`Group`](crate::Group), or of an id, and the communicators that share them. A process
-//! that has all ranks has none.
+//! that has all ranks has no connections.
 //!
 //! | a peer's connection | means | what its channels see |
 //! |---|---|---|
-//! | says goodbye, then ends | the process has dropped its group | [`PeerLeft`](LostCause::PeerLeft), behind its messages |
-//! | ends without | the process was killed, or its host is gone | [`PeerGone`](LostCause::PeerGone), behind its messages |
-//! | says something that is no frame | it is not one of ours, and is disconnected | [`BadMessage`](LostCause::BadMessage) |
+//! | says goodbye, then ends | the process has dropped its group | [`PeerLeft`](LostCause::PeerLeft), after its messages |
+//! | ends without | the process was killed, or its host is gone | [`PeerGone`](LostCause::PeerGone), after its messages |
+//! | sends something that is not a frame | it is a foreign program, and is disconnected | [`BadMessage`](LostCause::BadMessage) |
 //!
-//! A channel is a communicator's. Its number is made of its members and of how many they have had, so that all of them have the same;
-//! how its processes come together is the [`registry`]'s.
+//! Each communicator has a channel. The channel's number is derived from its members and how many channels they have had, so that all
+//! processes compute the same; the [`registry`] decides how they come together.
 //!
 //! A process can have several ranks: they share its connections, and a frame names the ranks that it is from and for.
 //!
 //! # Invariants
-//! 1. A thread a connection reads always, whatever its process does, so that writing never waits for a rank to receive.
+//! 1. One thread per connection always reads, whatever its process does, so that writing never waits for a rank to receive.
 //! 2. A frame is written whole, or its connection ends.
 #![forbid(unsafe_code)]
 
@@ -45,13 +45,13 @@ pub(crate) struct Mesh {
     own: Vec<usize>,
     links: Vec<Arc<Link>>,
     registry: Arc<Registry>,
-    /// One at a time.
+    /// Held by the one agreement at a time.
     agreeing: Arc<Mutex<()>>,
-    /// This process calls for an agreement.
+    /// This process is calling for an agreement.
     is_calling: Arc<AtomicBool>,
 }
 
-/// A process that calls for an agreement.
+/// A process that is calling for an agreement.
 pub(crate) struct Calling(Arc<AtomicBool>);
 
 impl Drop for Calling {
@@ -60,11 +60,11 @@ impl Drop for Calling {
     }
 }
 
-/// The connections as a communicator has them.
+/// A communicator's view of the connections.
 pub(crate) struct Channel {
     mesh: Arc<Mesh>,
     number: u64,
-    /// Which agreement its members come from; 0 is none.
+    /// The agreement that its members come from; 0 is none.
     epoch: u64,
     members: Arc<[usize]>,
     inboxes: Inboxes,
@@ -73,16 +73,16 @@ pub(crate) struct Channel {
 }
 
 impl Mesh {
-    /// Starts a reader a connection.
+    /// Starts a reader for each connection.
     pub(crate) fn new(own: Vec<usize>, peers: Vec<Peer>) -> Result<Arc<Mesh>> {
         let registry = Arc::new(Registry::default());
         registry.state.lock().links = peers.iter().map(|peer| peer.ranks.clone()).collect();
         let (mut links, agreeing) = (Vec::new(), Arc::<Mutex<()>>::default());
         for (at, Peer { ranks, stream }) in peers.into_iter().enumerate() {
-            // A connection whose options cannot be set ends, and its peer with it: it is found by reading.
+            // A connection whose options cannot be set ends, and its peer with it: the read finds that.
             let link = Arc::new(Link::new(ranks.clone(), stream));
             let reading = link.reader().map_err(|error| {
-                // Too many open files: no fault of the peer's.
+                // Too many open files: not the peer's fault.
                 Error::Thread { what: "reader", reason: error.to_string() }
             })?;
             let (registry, own, agreeing) = (registry.clone(), own.clone(), agreeing.clone());
@@ -93,7 +93,7 @@ impl Mesh {
         Ok(Arc::new(Mesh { own, links, registry, agreeing, is_calling: Arc::default() }))
     }
 
-    /// Begins a call for an agreement, with what follows it. The others take a second one for the next.
+    /// Begins a call for an agreement and what follows it. The other processes would take a second call for the next agreement.
     pub(crate) fn call(&self) -> Result<Calling> {
         match self.is_calling.swap(true, Ordering::SeqCst) {
             false => Ok(Calling(self.is_calling.clone())),
@@ -101,12 +101,12 @@ impl Mesh {
         }
     }
 
-    /// Those of this process.
+    /// The ranks of this process.
     pub(crate) fn own(&self) -> &[usize] {
         &self.own
     }
 
-    /// Those whose processes have ended, or left.
+    /// The ranks whose processes have ended, or left.
     pub(crate) fn ended(&self) -> Vec<usize> {
         let mut ended: Vec<_> = self.registry.state.lock().ended.keys().copied().collect();
         ended.sort_unstable();
@@ -120,7 +120,7 @@ impl Mesh {
         Arc::new(Channel { mesh, number, epoch, members, inboxes, is_settled })
     }
 
-    /// Writes a small frame; a peer that does not take it is found to be gone.
+    /// Writes a small frame; a peer that does not take it turns out to be gone.
     fn tell(&self, link: &Link, label: Label, rest: &[u8]) {
         if let Written::Broken = link.tell(label, rest) {
             self.registry.await_end(&link.ranks);
@@ -139,8 +139,8 @@ impl Drop for Mesh {
 }
 
 impl Channel {
-    /// Waits until every rank has come and says that it goes on; returns what each process said, and the channel that they are in.
-    /// One that gives up tells the others.
+    /// Waits until every rank has come and confirmed; returns what each process said, and the channel that they are in. A process that gives up
+    /// tells the others.
     pub(crate) fn gather(
         self: Arc<Self>,
         hello: &Arrival,
@@ -152,7 +152,7 @@ impl Channel {
             channel.settle();
             match gathered {
                 Ok(Some(hellos)) => return Ok((hellos, channel)),
-                // All of them go on to the next one.
+                // All of them go on to the next channel.
                 Ok(None) => {
                     let Channel { mesh, epoch, members, .. } = &*channel;
                     channel = mesh.open_next(*epoch, members);
@@ -197,14 +197,14 @@ impl Channel {
             Written::Whole => Ok(()),
             Written::NotBegun => Err(gone()),
             Written::Broken => {
-                // In front of who hears of it.
+                // Before the caller learns of it.
                 self.mesh.registry.await_end(&link.ranks);
                 Err(gone())
             }
         }
     }
 
-    /// Tells `from` that `by` has taken so many bytes of it.
+    /// Tells `from` that `by` has taken this many of its bytes.
     pub(crate) fn taken(&self, by: usize, from: usize, bytes: u64) {
         match (self.own(from), self.link_to(from)) {
             (Some(inbox), _) => inbox.took(by, bytes),
@@ -216,12 +216,12 @@ impl Channel {
         }
     }
 
-    /// Tells the other ranks that these lost the communicator, and why.
+    /// Tells the other ranks that these ranks lost the communicator, and why.
     pub(crate) fn fail(&self, own: &[usize], cause: &LostCause) {
         self.tell_others(Kind::Lost, own[0], &cause.told(own[0]).to_bytes());
     }
 
-    /// Tells the other ranks that these send nothing more.
+    /// Tells the other ranks that these ranks send nothing more.
     pub(crate) fn leave(&self, own: &[usize]) {
         for rank in own {
             let calls = self.own(*rank).map_or(0, |inbox| inbox.calls());
@@ -229,7 +229,7 @@ impl Channel {
         }
     }
 
-    /// The next channel of the ranks that are left when some are excluded, whatever became of this one.
+    /// The next channel of the ranks that are left when some are excluded, whatever happened to this one.
     pub(crate) fn without(&self, excluded: &[usize]) -> Arc<Channel> {
         let is_left = |(rank, _): &(usize, &usize)| !excluded.contains(rank);
         let members = self.members.iter().enumerate().filter(is_left).map(|(_, member)| *member);
@@ -249,7 +249,7 @@ impl Channel {
         self.mesh.links.iter().find(|link| link.ranks.contains(member))
     }
 
-    /// Tells every other process with ranks in the channel.
+    /// Sends to every other process with ranks in the channel.
     fn tell_others(&self, kind: Kind, from: usize, rest: &[u8]) {
         for (_, link) in self.others() {
             self.mesh.tell(link, Label { from, ..Label::of(self.number, kind) }, rest);
@@ -265,7 +265,7 @@ impl Channel {
         link.ranks.iter().filter_map(|rank| self.members.binary_search(rank).ok()).collect()
     }
 
-    /// Waits until every rank is connected; none if one gave up.
+    /// Waits until every rank is connected; `None` if one gave up.
     fn gather_once(&self, hello: &Arrival, patience: &Patience) -> Result<Option<Arc<[Arrival]>>> {
         self.tell_others(Kind::Hello, 0, &hello.to_bytes());
         if !self.wait_for(hello, patience, |party| party.hello.is_some(), false)? {
@@ -284,7 +284,7 @@ impl Channel {
         Ok(Some(self.others().filter_map(introduced).chain([hello.clone()]).collect()))
     }
 
-    /// False: a process gave up. The last wait is over for all at once, or this one is told.
+    /// Returns false if a process gave up. The last wait ends for all at once, or this process is told.
     fn wait_for(
         &self,
         hello: &Arrival,
@@ -312,7 +312,7 @@ impl Channel {
             }
             let here = |at| channel.parties.get(&at).is_some_and(&has_come);
             let missing: Vec<_> = self.others().filter(|(at, _)| !here(*at)).collect();
-            // Nobody is met on behalf of a call that was given up before.
+            // Do not meet on behalf of a call that was given up.
             if missing.is_empty() && (is_last || patience.is_wanted()) {
                 channel.is_complete = is_last;
                 return Ok(true);
@@ -321,7 +321,7 @@ impl Channel {
                 Some((state.caller(*at)?, self.ranks_of(link)[0]))
             };
             if let Some((caller, teller)) = missing.iter().find_map(called) {
-                // The caller need not be in the channel.
+                // The caller need not be a member of the channel.
                 let rank = self.members.binary_search(&caller).unwrap_or(teller);
                 return Err(lost(LostCause::PeerRecovers { rank }));
             }
@@ -350,7 +350,7 @@ impl Channel {
     }
 }
 
-/// One that was never gathered is given up, or the others would wait for it.
+/// A channel that was never gathered is given up, or the others would wait for it.
 impl Drop for Channel {
     fn drop(&mut self) {
         let (mesh, number) = (self.mesh.clone(), self.number);
@@ -359,7 +359,7 @@ impl Drop for Channel {
             return;
         }
         let others: Vec<usize> = self.others().map(|(at, _)| at).collect();
-        // Writing may wait, and this must not.
+        // Writing may wait, which this must not do.
         drop(stats::spawn("give-up", move || {
             let label = Label::of(number, Kind::GaveUp);
             others.into_iter().for_each(|at| mesh.tell(&mesh.links[at], label, &[]));
@@ -391,7 +391,7 @@ mod tests {
         (listener.accept().expect("it has connected").0, there)
     }
 
-    /// Connections are read in any order: the one who called first is named, whoever tells of it first, and to whomever it is told.
+    /// Connections are read in any order: the first caller is named, whoever reports it first, and to whomever.
     #[test]
     fn the_first_caller_is_named() {
         let (to_zero, mut zero) = connection();
@@ -413,7 +413,7 @@ mod tests {
         let Err(Error::Lost(CollectiveLost { cause, .. })) = lost else { panic!("it is lost") };
         assert!(matches!(cause, LostCause::PeerRecovers { rank: 1 }), "{cause:?}");
 
-        // Then it calls as well.
+        // Then this process calls as well.
         let patience = Patience::of(Duration::from_millis(1));
         tell(&mut zero, Kind::Noted, &[]);
         tell(&mut one, Kind::Noted, &[]);
@@ -422,7 +422,7 @@ mod tests {
         assert_eq!((told.generation, told.caller), (1, 1));
     }
 
-    /// What it had agreed to before counts, and not that it was taken to be gone then.
+    /// Its earlier agreement counts, not that it was considered gone at that point.
     #[test]
     fn one_that_agrees_as_it_is_left_out() {
         let (to_one, mut one) = connection();
@@ -460,7 +460,7 @@ mod tests {
         stream.write_all(&[&header[..], rest].concat()).expect("it is read");
     }
 
-    /// What is proposed next.
+    /// The next proposal.
     fn hear(stream: &mut TcpStream) -> Proposal {
         loop {
             match frame::read(stream, |_| false) {

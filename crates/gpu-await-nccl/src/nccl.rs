@@ -1,10 +1,10 @@
 //! NCCL, loaded at run time: results and enumerations are plain integers, because a newer library may return numbers that
 //! an older header does not know.
 //!
-//! Looked for once in the life of the process, by name (`libnccl.so.2`, then `libnccl.so`), so `LD_LIBRARY_PATH` and an already
-//! loaded library (PyTorch's) are found. Version 2.19 is the oldest that this crate takes.
+//! Looked up once per process, by name (`libnccl.so.2`, then `libnccl.so`), so `LD_LIBRARY_PATH` and an already loaded library
+//! (PyTorch's) are found. Version 2.19 is the oldest that this crate takes.
 //!
-//! The configuration of a communicator is laid out as in 2.17 and says that it is 2.19's: every newer library takes what
+//! The configuration of a communicator is laid out as in 2.17 and declares itself 2.19's: every newer library accepts what
 //! older programs were built with, and fills in the rest itself.
 //!
 //! Source: `nccl.h` of NCCL 2.19 to 2.30.
@@ -37,7 +37,7 @@ type Shrink =
 /// `NCCL_SHRINK_DEFAULT`, `NCCL_SHRINK_ABORT`.
 const SHRINK_FLAGS: [c_int; 2] = [0, 1];
 
-/// A rank's handle of a communicator.
+/// A rank's handle to a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Comm(usize);
@@ -67,7 +67,7 @@ struct Config {
 }
 
 impl Config {
-    /// What NCCL decides, and calls that return when the work is on its stream: see `transport/gpu.rs`.
+    /// Everything left to NCCL, and calls that return when the work is on its stream: see `transport/gpu.rs`.
     fn blocking() -> Config {
         Config {
             size: size_of::<Config>(),
@@ -167,7 +167,7 @@ impl Addresses {
 }
 
 impl Nccl {
-    /// The library; found once in the life of the process.
+    /// The library, looked up once per process.
     pub(crate) fn get() -> Result<&'static Nccl> {
         static NCCL: OnceLock<Nccl> = OnceLock::new();
         once(&NCCL, Self::find)
@@ -205,7 +205,7 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// What NCCL calls a result.
+    /// NCCL's text for a result.
     pub(crate) fn text(&self, code: i32) -> String {
         // SAFETY: any number may be asked for; the text is static.
         let text = unsafe { (self.ncclGetErrorString)(code) };
@@ -221,7 +221,7 @@ impl Nccl {
         Err(Error::Nccl { call, code, text: self.text(code), detail: owned(detail) })
     }
 
-    /// The id of a communicator that is to be.
+    /// The id of a communicator to be made.
     pub(crate) fn unique_id(&self) -> Result<RawId> {
         let mut id = RawId([0; ID_BYTES]);
         // SAFETY: the pointer is to an id that lives.
@@ -230,15 +230,15 @@ impl Nccl {
         Ok(id)
     }
 
-    /// Begins a group of calls on this thread, which [`group_end`](Self::group_end) makes.
+    /// Begins a group of calls on this thread, which [`group_end`](Self::group_end) submits.
     pub(crate) fn group_start(&self) -> Result<()> {
         // SAFETY: no preconditions.
         let code = unsafe { (self.ncclGroupStart)() };
         self.check("ncclGroupStart", code)
     }
 
-    /// Ends it. Of an initialization: when every rank of the communicator has come. Of collectives: when the work is on its
-    /// streams.
+    /// Ends the group. For an initialization: returns when every rank of the communicator has come. For collectives: when the work is on
+    /// its streams.
     pub(crate) fn group_end(&self) -> Result<()> {
         // SAFETY: no preconditions; without a group it is refused.
         let code = unsafe { (self.ncclGroupEnd)() };
@@ -296,7 +296,7 @@ impl Nccl {
         self.check(call, code)
     }
 
-    /// What NCCL's threads found: 0, or the number of an error.
+    /// The error that NCCL's threads found, as a number; 0 is none.
     ///
     /// # Safety
     /// The handle is live, and stays so during the call.

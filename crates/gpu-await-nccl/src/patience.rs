@@ -1,4 +1,4 @@
-//! [`Patience`]: how long ranks wait for one another, and that they stop when the future is dropped on whose behalf they do.
+//! [`Patience`]: how long ranks wait for one another; they also stop when the future that they wait for is dropped.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use futures::channel::oneshot;
 use crate::error::{Error, Result};
 use crate::stats;
 
-/// How often one who waits looks whether it is still wanted.
+/// How often a waiter checks whether it is still wanted.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// How long ranks wait for one another.
@@ -25,23 +25,23 @@ pub(crate) struct Patience {
 impl Patience {
     pub(crate) fn of(limit: Duration) -> Patience {
         let now = Instant::now();
-        // A limit that the clock cannot express is none.
+        // A limit that the clock cannot express counts as none.
         let far = || now + Duration::from_secs(u64::from(u32::MAX));
         let end = now.checked_add(limit).unwrap_or_else(far);
         Patience { end, limit, given_up: Arc::default() }
     }
 
-    /// The same limit, from now on.
+    /// The same limit, counted from now.
     pub(crate) fn again(&self) -> Patience {
         Patience { given_up: self.given_up.clone(), ..Patience::of(self.limit) }
     }
 
-    /// Ends so soon at the latest.
+    /// Ends after `rest` at the latest.
     pub(crate) fn at_most(&self, rest: Duration) -> Patience {
         Patience { end: self.end.min(Instant::now() + rest), ..self.clone() }
     }
 
-    /// Ends so much later than this one.
+    /// Ends this much later.
     pub(crate) fn longer(&self, more: Duration) -> Patience {
         Patience { end: self.end + more, ..self.clone() }
     }
@@ -65,12 +65,12 @@ impl Patience {
         self.end.min(Instant::now() + LOOK)
     }
 
-    /// The error of whoever has waited for these ranks of a world in vain.
+    /// The error of a call that has waited for these ranks of a world in vain.
     pub(crate) fn missing(&self, missing: Vec<usize>, world: usize) -> Error {
         Error::MissingRanks { missing, world, limit: self.limit, refused: Vec::new() }
     }
 
-    /// Has a thread of the crate wait, and resolves with what that returns. If the future is dropped, the thread gives up.
+    /// Has a thread of the crate wait, and resolves with its result. If the future is dropped, the thread gives up.
     pub(crate) async fn on_thread<T: Send + 'static>(
         self,
         what: &'static str,
@@ -79,7 +79,7 @@ impl Patience {
         let waits = GiveUp(Some(self.given_up.clone()));
         let (send, receive) = oneshot::channel();
         drop(stats::spawn(what, move || {
-            // Where nobody waits any more it is dropped, and ended.
+            // If nobody waits any more, the result is dropped, and ended.
             drop(send.send(wait(&self)));
         })?);
         let ended = || Err(Error::Thread { what, reason: "it ended".to_owned() });
@@ -89,11 +89,11 @@ impl Patience {
     }
 }
 
-/// Of a future that waits: dropped with it.
+/// Belongs to a future that waits, and is dropped with it.
 struct GiveUp(Option<Arc<AtomicBool>>);
 
 impl GiveUp {
-    /// It has what it waited for.
+    /// The future has what it waited for.
     fn keep(mut self) {
         self.0 = None;
     }

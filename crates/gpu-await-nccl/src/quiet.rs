@@ -1,17 +1,17 @@
 //! [`Quiet`]: NCCL frees communicators while no collective of the process is pending.
 //!
-//! It frees pinned memory. The driver then waits for the work of all devices, and keeps every other call out meanwhile: a collective that
+//! Freeing releases pinned memory. The driver then waits for the work of all devices, and blocks every other call meanwhile: a collective that
 //! waits for another rank of this process, which is just being launched, would never end. (On two H100s in one process this happened in 4 of
 //! 27 runs of a test that ended one communicator and launched graphs of another.)
 //!
 //! | | waits for |
 //! |---|---|
-//! | freeing | everything that is pending; not for others that are freed: NCCL's ranks of one process wait for one another there |
-//! | what becomes pending, of several ranks of the process | what is freed, if it was begun before; at most a limit, as NCCL may never return |
+//! | freeing | everything that is pending, but not for other frees: NCCL's ranks of one process wait for one another there |
+//! | work of several ranks of the process that becomes pending | frees that began before; at most a limit, as NCCL may never return |
 //!
 //! # Invariants
-//! 1. While one is freed, nothing has passed that became pending before it was freed (`what_passes_is_not_beside_a_free`).
-//! 2. Whoever waits is woken (the same; loom finds who sleeps for ever).
+//! 1. During a free, nothing has passed that became pending before that free (`what_passes_is_not_beside_a_free`).
+//! 2. Every waiter is woken (the same test; loom finds one that sleeps forever).
 #![forbid(unsafe_code)]
 
 use std::sync::PoisonError;
@@ -25,11 +25,11 @@ pub(crate) struct Quiet {
 }
 
 struct State {
-    /// What is pending.
+    /// How much work is pending.
     pending: usize,
-    /// What is being freed.
+    /// How many frees are running.
     freeing: usize,
-    /// The process ends: nothing is freed any more.
+    /// The process is ending: nothing more is freed.
     is_over: bool,
 }
 
@@ -43,12 +43,12 @@ impl Quiet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something becomes pending. Does not wait: before it goes on it [passes](Self::pass).
+    /// Some work becomes pending. Does not wait: before the work goes on it [passes](Self::pass).
     pub(crate) fn begin(&self) {
         self.lock().pending += 1;
     }
 
-    /// It is pending no more.
+    /// It is no longer pending.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.pending -= 1;
@@ -57,7 +57,7 @@ impl Quiet {
         }
     }
 
-    /// Waits until nothing is freed. What takes longer than the limit is not waited for by others either.
+    /// Waits until nothing is being freed. A free that exceeds the limit is no longer waited for by others either.
     pub(crate) fn pass(&self, limit: Duration) {
         let mut state = self.lock();
         while state.freeing > 0 {
@@ -84,7 +84,7 @@ impl Quiet {
         drop(state);
         free();
         let mut state = self.lock();
-        // Unless somebody has given up waiting for it.
+        // Unless a waiter has given up on it.
         state.freeing = state.freeing.saturating_sub(1);
         if state.freeing == 0 {
             self.changed.notify_all();

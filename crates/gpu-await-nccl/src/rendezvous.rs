@@ -1,16 +1,16 @@
 //! How processes find one another: at an address, where the process with rank 0 of a group listens, or by an [id](root), at the process that
-//! made it. Whom they come to is their [`Coordinator`](coordinator::Coordinator).
+//! made it. The process that they come to runs a [`Coordinator`](coordinator::Coordinator).
 //!
 //! | step | the coordinator | another process |
 //! |---|---|---|
-//! | 1 | accepts, reads a hello | connects until somebody listens; says which ranks it has, and where it listens itself |
-//! | 2 | answers, for an id with its proof in front: welcome, or what is wrong with the hello | ends with that error |
+//! | 1 | accepts, reads a hello | tries to connect until somebody listens; says which ranks it has, and where it listens itself |
+//! | 2 | answers, for an id with its proof first: welcome, or the error of the hello | ends with that error |
 //! | 3 | when all ranks are there, sends where each process listens; or which are missing, at the limit of either | ends with that error |
-//! | 4 | – | connects to processes in front of it in that table, and is connected to by those behind it; says that it is connected |
-//! | 5 | when all are connected, tells them to go on; or who has ended | goes on |
+//! | 4 | – | connects to the processes before it in that table, and accepts those after it; says that it is connected |
+//! | 5 | when all are connected, tells them to go on; or which have ended | goes on |
 //!
-//! A stranger that says nothing, or something else, is disconnected, and a second hello of a rank is refused; the others are not disturbed,
-//! nor do they wait for it. All of it has one deadline, the caller's limit; only to be told who is missing may take [a moment](LATE) longer.
+//! A stranger that says nothing, or something else, is disconnected, and a second hello of a rank is refused; the others are neither disturbed
+//! nor delayed. All of it has one deadline, the caller's limit; only the report of missing ranks may take [a moment](LATE) longer.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -37,13 +37,13 @@ use crate::stats;
 
 /// The largest world.
 pub(crate) const MOST_RANKS: usize = 1 << 16;
-/// Between two looks at who has come.
+/// The pause between two checks for arrivals.
 const NAP: Duration = Duration::from_millis(2);
-/// How long a stranger may take to say who it is.
+/// How long a stranger may take to identify itself.
 const HELLO: Duration = Duration::from_secs(2);
 /// How long one try to connect may take.
 const TRY: Duration = Duration::from_secs(2);
-/// How long past its limit one that is welcome waits to be told who is missing, as it should have been before.
+/// How long past its limit a welcome process waits for the list of missing ranks, which should have come before.
 const LATE: Duration = Duration::from_millis(500);
 /// How long last words may take.
 const LAST_WORDS: Duration = Duration::from_millis(100);
@@ -53,22 +53,22 @@ const DUPLICATE: u8 = 1;
 const OTHER_WORLD: u8 = 2;
 const MISSING: u8 = 3;
 const TABLE: u8 = 4;
-/// Who is missing at the visitor's limit; the coordinator goes on.
+/// The ranks missing at the visitor's limit; the coordinator goes on.
 const STATUS: u8 = 5;
 const GO: u8 = 6;
 const ENDED: u8 = 7;
-/// Of an id.
+/// For an id.
 const USED: u8 = 8;
 /// What a visitor says.
 const CONNECTED: u8 = 1;
 
-/// Who meets whom, where, and until when.
+/// Which ranks meet, where, and until when.
 #[derive(Clone, Debug)]
 pub(crate) struct Meeting {
     address: String,
-    /// Of an id.
+    /// For an id.
     place: Option<Place>,
-    /// Of this process.
+    /// The ranks of this process.
     ranks: Vec<usize>,
     world: usize,
     patience: Patience,
@@ -101,12 +101,12 @@ enum Answer {
     Welcome,
     Status(Vec<usize>),
     No(Error),
-    /// Or to go on.
+    /// Also stands for going on.
     Table(Vec<Entry>),
 }
 
 impl Meeting {
-    /// Of a group, at an address.
+    /// A group's meeting, at an address.
     pub(crate) fn at(
         address: String,
         ranks: Vec<usize>,
@@ -116,7 +116,7 @@ impl Meeting {
         Meeting { address, place: None, ranks, world, patience }
     }
 
-    /// Of an id.
+    /// An id's meeting.
     pub(crate) fn of_id(
         place: Place,
         ranks: Vec<usize>,
@@ -126,7 +126,7 @@ impl Meeting {
         Meeting { address: place.to_string(), place: Some(place), ranks, world, patience }
     }
 
-    /// Blocks until every process is connected with every other one.
+    /// Blocks until all processes are connected with one another.
     pub(crate) fn meet(&self) -> Result<Vec<Peer>> {
         let _attempt = Attempt::begin(self);
         match self.place.is_none() && self.ranks.contains(&0) {
@@ -146,19 +146,19 @@ impl Meeting {
         let visitors = table.iter().flat_map(|entry| &entry.ranks);
         let visitors: HashSet<usize> = visitors.copied().collect();
         let ranks: Vec<usize> = (0..self.world).filter(|rank| !visitors.contains(rank)).collect();
-        // Of an id all ranks are visitors.
+        // With an id all ranks are visitors.
         if !ranks.is_empty() {
             peers.push(Peer { ranks, stream: coordinator });
         }
         Ok(peers)
     }
 
-    /// What its processes say to one another.
+    /// The tag that its processes send one another.
     fn tag(&self) -> Tag {
         self.place.as_ref().map_or(Tag::default(), Place::password)
     }
 
-    /// Connects to the coordinator, and says hello; returns where this process listens, too.
+    /// Connects to the coordinator, and says hello; also returns the listener of this process.
     fn reach(&self) -> Result<(TcpStream, TcpListener)> {
         let Some(place) = &self.place else {
             let zero = self.call(&self.resolve(&self.address)?, None, connect)?;
@@ -166,7 +166,7 @@ impl Meeting {
                 self.greet(&zero, &self.patience).map_err(|error| self.closed(&error))?;
             return Ok((zero, listener));
         };
-        // One of these addresses may be another host's.
+        // One of these addresses may belong to another host.
         self.call(&place.socket_addresses(), None, |address, wait| {
             let (stream, hello) = (connect(address, wait)?, self.patience.at_most(HELLO));
             let listener = self.greet(&stream, &hello)?;
@@ -177,7 +177,7 @@ impl Meeting {
         })
     }
 
-    /// Says hello to the coordinator, and listens where the others can reach this process: at the address by which it reaches that one.
+    /// Says hello to the coordinator, and listens where the others can reach this process: at the address that reaches the coordinator.
     fn greet(&self, coordinator: &TcpStream, patience: &Patience) -> std::io::Result<TcpListener> {
         let listener = TcpListener::bind((coordinator.local_addr()?.ip(), 0))?;
         let hello = self.hello(listener.local_addr()?.port());
@@ -185,7 +185,7 @@ impl Meeting {
         Ok(listener)
     }
 
-    /// Connects with the others in the table, unless the coordinator tells that one of them has ended.
+    /// Connects with the others in the table, unless the coordinator reports that one of them has ended.
     fn gather(
         &self,
         listener: TcpListener,
@@ -197,7 +197,7 @@ impl Meeting {
         let Some(own) = table.iter().position(|entry| entry.ranks == self.ranks) else {
             return Err(self.closed(&ErrorKind::InvalidData.into()));
         };
-        // The system accepts for those who listen later.
+        // The system accepts on behalf of processes that listen later.
         for Entry { address, ranks, .. } in &table[..own] {
             let stream = self.call(&self.resolve(address)?, Some(coordinator), connect)?;
             let mut line = Line::new(&stream, &self.patience).map_err(closed)?;
@@ -224,7 +224,7 @@ impl Meeting {
         Ok(peers)
     }
 
-    /// The addresses of a name. Asking for them may take as long as it likes.
+    /// The addresses of a name. The lookup may take any time.
     fn resolve(&self, address: &str) -> Result<Vec<SocketAddr>> {
         if let Ok(address) = address.parse() {
             return Ok(vec![address]);
@@ -242,7 +242,7 @@ impl Meeting {
         }
     }
 
-    /// What the coordinator tells meanwhile.
+    /// Reads what the coordinator says meanwhile.
     fn hear(&self, coordinator: &TcpStream) -> Result<()> {
         let closed = |error: std::io::Error| self.closed(&error);
         coordinator.set_nonblocking(true).map_err(closed)?;
@@ -252,7 +252,7 @@ impl Meeting {
                 let mut line = Line::new(coordinator, &self.patience).map_err(closed)?;
                 match self.read_answer(&mut line, GO).map_err(closed)? {
                     Answer::No(error) => Err(error),
-                    // Who is missing is known here.
+                    // The missing ranks are known here.
                     _ => Ok(()),
                 }
             }
@@ -278,7 +278,7 @@ impl Meeting {
         Err(self.bad(&ErrorKind::AddrNotAvailable.into()))
     }
 
-    /// Reads answers, up to the one that is wanted: the table, or to go on.
+    /// Reads answers up to the wanted one: the table, or the go-ahead.
     fn answer(&self, coordinator: &TcpStream, wanted: u8) -> Result<Vec<Entry>> {
         let (late, mut is_welcome, mut status) = (self.patience.longer(LATE), false, None);
         loop {
@@ -291,7 +291,7 @@ impl Meeting {
                 (Ok(Answer::Status(missing)), _) => status = Some(missing),
                 (Ok(Answer::No(error)), _) => return Err(error),
                 (Err(error), Some(missing)) if error.kind() == ErrorKind::TimedOut => {
-                    // It may come again at once, and is no duplicate of itself then.
+                    // It may come again at once, and must not be a duplicate of itself then.
                     line::leave(coordinator);
                     return Err(self.missing(missing));
                 }
@@ -333,7 +333,7 @@ impl Meeting {
         self.patience.missing(missing, self.world)
     }
 
-    /// Some ranks have ended while all connected.
+    /// Some ranks ended while all were connecting.
     fn ended(&self, ranks: Vec<usize>) -> Error {
         if self.place.is_some() {
             return self.missing(ranks);
@@ -342,7 +342,7 @@ impl Meeting {
         Error::Closed { address: self.address.clone(), reason }
     }
 
-    /// Of a process that listens at that port.
+    /// The hello of a process that listens at that port.
     fn hello(&self, port: u16) -> Vec<u8> {
         let (tag, world, limit) = (self.tag(), self.world, self.patience.rest());
         Hello { tag, world, limit, port, ranks: self.ranks.clone() }.to_bytes()
@@ -352,7 +352,7 @@ impl Meeting {
         Error::Address { address: self.address.clone(), reason: self.reason(error) }
     }
 
-    /// What the system said, in terms of a rendezvous.
+    /// The system's error, in terms of a rendezvous.
     fn reason(&self, error: &std::io::Error) -> String {
         match error.kind() {
             ErrorKind::TimedOut | ErrorKind::WouldBlock => {
@@ -378,7 +378,7 @@ impl Meeting {
     }
 }
 
-/// Whether a stream that does not block has nothing to say so far, or takes nothing.
+/// Whether a non-blocking stream just has nothing to read yet, or takes nothing.
 fn is_not_yet(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
@@ -387,7 +387,7 @@ fn connect(address: &SocketAddr, wait: Duration) -> std::io::Result<TcpStream> {
     TcpStream::connect_timeout(address, wait).and_then(no_own)
 }
 
-/// Where nobody listens at a port of this host, the system may take just that for the caller's own, and connect it with itself.
+/// If nobody listens at a port of this host, the system may choose that very port for the caller, and connect it to itself.
 fn no_own(stream: TcpStream) -> std::io::Result<TcpStream> {
     match stream.local_addr()? == stream.peer_addr()? {
         true => Err(ErrorKind::ConnectionRefused.into()),
@@ -399,7 +399,7 @@ fn no_own(stream: TcpStream) -> std::io::Result<TcpStream> {
 mod tests {
     use super::*;
 
-    /// Of a port in the range of those that the system chooses it chooses that itself sooner or later: the even ones on Linux.
+    /// If the port is in the range that the system chooses from, it chooses that very port sooner or later: the even ones on Linux.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_connection_with_itself() {

@@ -16,7 +16,7 @@ use gpu_await::sibling::PerProcess;
 pub struct Stats {
     /// Communicators that have handles or pending work.
     pub communicators: usize,
-    /// Communicators lost since the process started. One that had nothing pending when a peer ended counts from its next call on.
+    /// Communicators lost since the process started. One with nothing pending when a peer ended is counted at its next call.
     pub lost_communicators: usize,
     /// Threads that are connecting, aborting or freeing a communicator. A thread that stays here is stuck in NCCL and lost, together
     /// with what NCCL allocated for its communicator.
@@ -37,7 +37,7 @@ pub(crate) struct Counts {
 
 static QUIET: PerProcess<Quiet> = PerProcess::new(Quiet::new);
 
-/// What is pending in this process, as far as the watchdog has looked, and what is being freed.
+/// The work that is pending in this process, as of the watchdog's last look, and the frees that are running.
 pub(crate) fn quiet() -> &'static Quiet {
     QUIET.get()
 }
@@ -59,7 +59,7 @@ pub(crate) struct Counted(&'static AtomicUsize);
 
 impl Counted {
     pub(crate) fn one(of: &'static AtomicUsize) -> Counted {
-        // ORDERING: SeqCst: of threads, see `end_at_exit`.
+        // ORDERING: SeqCst: for threads, see `end_at_exit`.
         of.fetch_add(1, Ordering::SeqCst);
         Counted(of)
     }
@@ -72,7 +72,7 @@ impl Drop for Counted {
     }
 }
 
-/// Runs what may call wakers, which are foreign code: one that panics ends neither a thread of the crate nor what comes behind.
+/// Runs code that may call wakers, which are foreign: a panic ends neither a thread of the crate nor the work that follows.
 pub(crate) fn contain<R>(run: impl FnOnce() -> R) -> Option<R> {
     // The payload's own drop may panic.
     catch_unwind(AssertUnwindSafe(run)).map_err(std::mem::forget).ok()
@@ -87,7 +87,7 @@ pub(crate) fn spawn(
     builder.spawn(run).map_err(|error| Error::Thread { what, reason: error.to_string() })
 }
 
-/// The process is ending. Waits for threads that are in NCCL, at most so long, as the driver shuts down under them otherwise.
+/// The process is ending. Waits for threads in NCCL, up to the limit, since the driver would shut down under them otherwise.
 pub(crate) fn end_at_exit(limit: Duration) {
     // ORDERING: SeqCst: a thread is counted before it looks at this, so it is seen here, or sees it.
     let counts = COUNTS.get();
@@ -104,8 +104,8 @@ pub(crate) fn is_ending() -> bool {
     COUNTS.get().ending.load(Ordering::SeqCst)
 }
 
-/// Runs a call of NCCL's that may never return. Without a thread, and while the process ends, it does not run: what it would have
-/// freed is leaked.
+/// Runs a call of NCCL's that may never return. If no thread can be started, or the process is ending, it does not run: what it
+/// would have freed is leaked.
 pub(crate) fn on_thread_that_may_be_lost(what: &'static str, run: impl FnOnce() + Send + 'static) {
     let counted = Counted::one(&COUNTS.get().threads);
     if is_ending() {

@@ -16,7 +16,7 @@ use gpu_await::sibling::PerProcess;
 const AT_EXIT: Duration = Duration::from_secs(2);
 
 /// Makes the system close the connection when the peer's host has acknowledged nothing for 15 seconds; by default that takes hours. A
-/// process that is stopped is not found: its system acknowledges.
+/// stopped process is not detected: its kernel acknowledges.
 #[cfg(unix)]
 pub(crate) fn find_lost_hosts(stream: &TcpStream) {
     use std::os::fd::AsRawFd;
@@ -41,7 +41,7 @@ pub(crate) fn find_lost_hosts(stream: &TcpStream) {
     }
 }
 
-/// Where other hosts may reach this one: the addresses of interfaces that are up, less the loopback's.
+/// Where other hosts may reach this one: the addresses of the interfaces that are up, except the loopback's.
 #[cfg(unix)]
 pub(crate) fn addresses() -> Vec<Ipv4Addr> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
@@ -70,17 +70,17 @@ pub(crate) fn addresses() -> Vec<Ipv4Addr> {
     found
 }
 
-/// Elsewhere only this host finds them.
+/// On other platforms only this host can find them.
 #[cfg(not(unix))]
 pub(crate) fn addresses() -> Vec<Ipv4Addr> {
     Vec::new()
 }
 
-/// Elsewhere a communicator's limit has to do.
+/// On other platforms a communicator's limit has to suffice.
 #[cfg(not(unix))]
 pub(crate) fn find_lost_hosts(_stream: &TcpStream) {}
 
-/// Makes process exit wait for threads that are in NCCL, which none enters from then on. Handlers run in reverse order of
+/// Makes process exit wait for threads in NCCL; no thread enters it from then on. Handlers run in reverse order of
 /// registration, so this is called when NCCL and the driver are loaded.
 pub(crate) fn wait_at_exit() {
     extern "C" fn wait() {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::nccl::{ID_BYTES, Nccl, RawId};
 use crate::rendezvous::root::{self, Place};
 
-/// Of host devices. Behind it: the tag, the proof, a number that may be shown, the port, how many addresses, and these.
+/// For host devices. Followed by the tag, the proof, a number that may be shown, the port, the number of addresses, and the addresses.
 const HOST: &[u8; 16] = b"gpu-await host 2";
 const TAG: Range<usize> = 16..32;
 const PROOF: Range<usize> = 32..40;
@@ -32,12 +32,12 @@ impl UniqueId {
     /// The size of an id in bytes.
     pub const BYTES: usize = ID_BYTES;
 
-    /// Creates an id for a kind of device. It works within a process, across processes, and across hosts: the ranks connect to
-    /// this process, which has to run until all of them are connected, and may have ranks or none. Those of host devices then exchange elements
-    /// over TCP, also within a process; [`Communicator::all`](crate::Communicator::all) does that in memory. Who knows the id can connect, so
-    /// it is a secret of the program.
+    /// Creates an id for a kind of device. It works within a process, across processes, and across hosts: the ranks connect to this process,
+    /// which has to run until all of them are connected, and may have ranks or none. Ranks on host devices then exchange elements over TCP,
+    /// even within a process; [`Communicator::all`](crate::Communicator::all) does that in memory. Anyone who knows the id can connect, so keep
+    /// it secret.
     ///
-    /// An id of host devices has the IPv4 addresses of this host. This process listens at one port for all of its ids.
+    /// An id for host devices contains the IPv4 addresses of this host. This process listens at one port for all of its ids.
     ///
     /// # Blocking
     /// For GPUs, NCCL is loaded on first use. Both kinds start a thread on first use.
@@ -96,7 +96,7 @@ impl UniqueId {
         Ok(RawId(self.0))
     }
 
-    /// Where the ranks of host devices meet.
+    /// Where the ranks on host devices meet.
     pub(crate) fn place(self) -> Result<Place> {
         if !self.is_host() {
             let reason = "`UniqueId::new(DeviceKind::Host)` makes one";
@@ -118,7 +118,7 @@ impl UniqueId {
     }
 }
 
-/// A part that differs between ids; of host devices none that is secret.
+/// A part that differs between ids; for host devices, not a secret one.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = if self.is_host() { SHOWN } else { 16..48 };

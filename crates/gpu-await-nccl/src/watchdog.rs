@@ -9,14 +9,14 @@ use parking_lot::{Condvar, Mutex};
 use crate::stats;
 use gpu_await::sibling::PerProcess;
 
-/// How often it looks: what an error, a lost peer or a limit takes longer to be seen.
+/// How often it looks: the delay with which an error, a lost peer or an exceeded limit is seen.
 const EVERY: Duration = Duration::from_millis(20);
 
 static WATCHDOG: PerProcess<Watchdog> = PerProcess::new(Watchdog::new);
 
-/// What has pending work.
+/// Something that has pending work.
 pub(crate) trait LookedAfter: Send + Sync {
-    /// Looks after it. False: nothing is pending, and it is not looked after any more.
+    /// Looks once. False: nothing is pending, and it is not looked after any more.
     fn look(&self) -> bool;
 }
 
@@ -37,7 +37,7 @@ impl Watchdog {
 pub(crate) fn watch(communicator: Weak<dyn LookedAfter>) {
     let watchdog = WATCHDOG.get();
     watchdog.started.get_or_init(|| {
-        // Without it errors and limits are not seen; operations go on.
+        // Without the thread errors and limits are not seen; operations go on.
         drop(stats::spawn("watchdog", run));
     });
     watchdog.watched.lock().push(communicator);
@@ -55,7 +55,7 @@ fn run() {
             std::mem::take(&mut *all)
         };
         std::thread::sleep(EVERY);
-        // One that could not be looked after is looked after again.
+        // After a panic it is looked after again.
         let look = |it: Arc<dyn LookedAfter>| stats::contain(|| it.look()).unwrap_or(true);
         watched.retain(|it| it.upgrade().is_some_and(look));
         watchdog.watched.lock().append(&mut watched);

@@ -24,7 +24,7 @@ use crate::unique_id::UniqueId;
 
 /// Long enough for a process that loads a model first.
 const CONNECT: Duration = Duration::from_secs(120);
-/// For the end of a meeting, whose error says more than that of its thread.
+/// Extra time for the end of a meeting, whose error says more than that of its thread.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The local ranks and the options of a communicator; see [`Communicator::builder`].
@@ -37,11 +37,11 @@ pub struct CommunicatorBuilder {
     limit: Option<Duration>,
     connect_limit: Duration,
     connects_pairs: bool,
-    /// Of a group: how its other ranks are reached.
+    /// For a group: how its other ranks are reached.
     channel: Option<Arc<Channel>>,
-    /// Of a group: the ranks of this process, and how many devices were given for them.
+    /// For a group: the ranks of this process, and how many devices were given for them.
     joined: Option<(Vec<usize>, usize)>,
-    /// What NCCL makes it of.
+    /// The communicator that NCCL makes it from.
     parent: Option<Arc<Parent>>,
 }
 
@@ -62,7 +62,7 @@ impl CommunicatorBuilder {
         }
     }
 
-    /// In which this process has these ranks, and a device for each.
+    /// Of a world in which this process has these ranks, and a device for each.
     pub(crate) fn of(
         mut self,
         ranks: Vec<usize>,
@@ -75,7 +75,7 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// With the options of what it is made of.
+    /// With the options of the communicator that it is made from.
     pub(super) fn like(mut self, shared: &Shared) -> Self {
         let Origin { channel: _, connect_limit, pairs } = shared.origin;
         (self.limit, self.connect_limit, self.connects_pairs) =
@@ -128,14 +128,14 @@ impl CommunicatorBuilder {
     /// None: threads of the crate wait. NCCL allocates device memory, which waits for running kernels.
     ///
     /// # Cancel safety
-    /// If the future is dropped while ranks are missing, this one gives up: the others wait for its next `connect`. Later, the
-    /// communicator is still connected, for the sake of the other ranks, and then ended.
+    /// If the future is dropped while ranks are missing, this process gives up: the others wait for its next `connect`. Later,
+    /// the communicator is still connected, for the sake of the other ranks, and then ended.
     ///
     /// # Errors
-    /// Before anything is done: [`Error::NoRanks`], [`Error::WorldTooLarge`], [`Error::BadRank`], [`Error::DuplicateRank`], [`Error::DuplicateDevice`],
-    /// [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::VerifyMode`], [`Error::BadId`], [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`],
-    /// [`Error::NotConnected`]; of the host twin and of a group [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`];
-    /// [`Error::Lost`]: a rank of a group has ended.
+    /// Before anything is done: [`Error::NoRanks`], [`Error::WorldTooLarge`], [`Error::BadRank`], [`Error::DuplicateRank`],
+    /// [`Error::DuplicateDevice`], [`Error::DeviceCount`], [`Error::NotLocal`], [`Error::MixedDevices`], [`Error::VerifyMode`], [`Error::BadId`],
+    /// [`Error::NoLibrary`], [`Error::OldLibrary`]. Then [`Error::Nccl`], [`Error::NotConnected`]; for the host twin and for a group
+    /// [`Error::MissingRanks`], [`Error::WrongWorld`], [`Error::DuplicateRank`]; [`Error::Lost`]: a rank of a group has ended.
     pub async fn connect(self) -> Result<Communicator> {
         let kind = self.check()?;
         let CommunicatorBuilder {
@@ -205,7 +205,7 @@ impl CommunicatorBuilder {
             }
         }
         match first.kind() {
-            // Its ranks tell one another, or know one another.
+            // Its ranks know one another, or have a channel.
             _ if self.channel.is_some() || self.parent.is_some() => {}
             DeviceKind::Cuda => self.id.for_gpus().map(drop)?,
             _ => self.id.place().map(drop)?,
@@ -215,7 +215,7 @@ impl CommunicatorBuilder {
 }
 
 /// Lets the GPUs of a process reach each other's memory: within a process NCCL's kernels access the buffers of other ranks
-/// directly, and memory of a pool is closed to other GPUs at first.
+/// directly, and a pool's memory is not accessible to other GPUs at first.
 async fn enable_peers(devices: &[Device]) -> Result<()> {
     for from in devices {
         for to in devices.iter().filter(|to| to.ordinal() != from.ordinal()) {
@@ -232,7 +232,7 @@ struct Making {
     world: usize,
     locals: Vec<LocalRank>,
     scratch: (Vec<DeviceBuffer<f32>>, Vec<DeviceBuffer<u8>>),
-    /// Of GPUs.
+    /// The devices' contexts; for GPUs.
     contexts: Vec<u64>,
     channel: Option<Arc<Channel>>,
     patience: Patience,
@@ -241,17 +241,17 @@ struct Making {
 }
 
 impl Making {
-    /// Makes it on a thread of its own, which is lost if NCCL waits for ever.
+    /// Makes it on a thread of its own, which is lost if NCCL waits forever.
     fn within(self, limit: Duration) -> Result<Communicator> {
         if self.contexts.is_empty() {
             return self.make();
         }
         let (send, receive) = sync_channel(1);
         let parent = self.parent.clone();
-        // Ranks of a group that are missing are told of by the group.
+        // The group itself reports its missing ranks.
         let wait = limit.saturating_add(self.channel.as_ref().map_or(Duration::ZERO, |_| GRACE));
         stats::on_thread_that_may_be_lost("init", move || {
-            // Given up: it is dropped, and ended.
+            // If the caller has given up, the communicator is dropped, and ended.
             drop(send.send(self.make()));
         });
         match receive.recv_timeout(wait) {

@@ -13,15 +13,14 @@ use crate::error::Error;
 /// Records the calls of a [`group`](crate::Communicator::group), each for a [rank](Self::rank) in this process.
 pub struct GroupCalls<'a> {
     shared: Arc<Shared>,
-    /// By the places of the ranks.
+    /// By the indices of the ranks.
     pending: OfParts<RefCell<PendingCalls<'a>>>,
     /// The first refusal.
     refused: RefCell<Option<gpu_await::Error>>,
 }
 
 /// Records the calls of one rank in a [`group`](crate::Communicator::group), also [in a graph](crate::GraphCalls::group). A call borrows
-/// its memory until the group is submitted. It returns what is wrong with ranks and lengths immediately; what is wrong with the memory is the
-/// group's error.
+/// its memory until the group is submitted. It returns errors of ranks and lengths immediately; errors of the memory are the group's.
 pub struct RankCalls<'g, 'a> {
     group: &'g GroupCalls<'a>,
     at: usize,
@@ -35,7 +34,7 @@ impl<'a> GroupCalls<'a> {
         GroupCalls { shared: shared.clone(), pending, refused: RefCell::default() }
     }
 
-    /// A rank by its place.
+    /// A rank by its index.
     pub(super) fn rank_at(&self, at: usize) -> RankCalls<'_, 'a> {
         RankCalls { group: self, at }
     }
@@ -49,7 +48,7 @@ impl<'a> GroupCalls<'a> {
         self.pending.iter().map(RefCell::take)
     }
 
-    /// What the closure returned, or the error of the first refused call, whatever the closure did with it.
+    /// The closure's result, or the error of the first refused call, whatever the closure did with that.
     pub(super) fn written(&self, returned: gpu_await::Result<()>) -> gpu_await::Result<()> {
         self.refused.borrow_mut().take().map_or(returned, Err)
     }
@@ -88,7 +87,7 @@ impl<'a> RankCalls<'_, 'a> {
     }
 }
 
-/// A group whose closure is running: if that panics, no call is made, and what they would have written counts as failed.
+/// A group whose closure is running: if that panics, no call is made, and what the calls would have written counts as failed.
 pub(super) struct Recorded<'g, 'a>(pub(super) &'g GroupCalls<'a>);
 
 impl Drop for Recorded<'_, '_> {

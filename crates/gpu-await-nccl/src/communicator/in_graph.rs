@@ -22,31 +22,31 @@ pub struct GraphCalls<'q> {
 
 impl Communicator {
     /// Writes collectives of the only rank of this process to the closure of a [`Graph`](gpu_await::Graph) on its device. Each launch of
-    /// the graph makes the calls; all ranks have to launch, or call, the same collectives in the same order, and a peer the receive of each
-    /// send. Ready proves of a launch what it proves of each call in it.
+    /// the graph makes the calls; all ranks have to launch, or call, the same collectives in the same order, and a peer has to make the
+    /// receive of each send. Ready of a launch proves what it proves of each call in it.
     ///
     /// In the closure of a [`batch`](gpu_await::Stream::batch) the calls are made at once, on the stream of the batch.
     ///
     /// # Ordering
-    /// In the graph, by the memory that they use, and behind the calls of the communicator that were written before: NCCL runs one of
-    /// a communicator at a time. Launches of graphs and other calls of the communicator are ordered as they are submitted.
+    /// In the graph, calls are ordered by the memory that they use, and after the calls of the communicator that were written before: NCCL runs one
+    /// call of a communicator at a time. Launches of graphs and other calls of the communicator are ordered as they are submitted.
     ///
     /// # Ownership
-    /// The graph keeps the communicator. NCCL frees one that is lost when the last graph with calls of it is dropped; until then a thread
+    /// The graph keeps the communicator alive. NCCL frees a lost one when the last graph with its calls is dropped; until then a thread
     /// waits, which [`Stats::threads_in_nccl`](crate::Stats::threads_in_nccl) counts.
     ///
     /// # Failure
-    /// When the communicator is lost, launches that are pending fail with [`CollectiveLost`](crate::CollectiveLost), and so does all that
-    /// they write; later launches are refused with it. The [limit](Self::set_limit) counts from the launch. A launch that is refused as its
-    /// input failed loses the communicator, as a call does. One that is refused otherwise makes no calls: other ranks that wait for
-    /// them do so until their limit, or take the next call of this rank for them.
+    /// When the communicator is lost, launches that are pending fail with [`CollectiveLost`](crate::CollectiveLost), and so do their
+    /// outputs; later launches are refused with it. The [limit](Self::set_limit) counts from the launch. A launch that is refused because
+    /// its input failed loses the communicator, as a call does. One that is refused for another reason makes no calls: other ranks wait for
+    /// these until their limit, or take the next call of this rank for them.
     ///
     /// # Cancel safety
     /// Dropping the future of a launch does not cancel it.
     ///
     /// # Blocking
     /// Capturing takes as long as a call, with the same exception: the first use of an algorithm or a size may wait for the other
-    /// ranks, which have to write the same call at the same time, and the first send to a rank for its receive. See
+    /// ranks, which have to write the same call at the same time; the first send to a rank may wait for its receive. See
     /// [`Communicator`](Communicator#blocking).
     ///
     /// # Errors
@@ -83,10 +83,10 @@ impl Communicator {
         }
     }
 
-    /// [`in_graph`](Self::in_graph) of a process with several ranks. Each rank's calls are in a graph of its device; the graphs are
-    /// launched in the same order on every device, and the launches of all ranks before any of them is waited for. What a call needs is
-    /// connected before: a rank whose call is captured must not wait for one whose call is captured next. For
-    /// [`send`](GraphCalls::send), [`recv`](GraphCalls::recv) and [`all_to_all`](GraphCalls::all_to_all), build the communicator with
+    /// [`in_graph`](Self::in_graph) of a process with several ranks. Each rank's calls are in a graph of its device; launch the graphs
+    /// in the same order on every device, and all ranks' graphs before waiting for any. Connect what a call needs beforehand: a rank
+    /// whose call is being captured must not wait for one whose call is captured next. For [`send`](GraphCalls::send),
+    /// [`recv`](GraphCalls::recv) and [`all_to_all`](GraphCalls::all_to_all), build the communicator with
     /// [`connect_pairs`](crate::CommunicatorBuilder::connect_pairs).
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Communicator {
 }
 
 impl GraphCalls<'_> {
-    /// One call.
+    /// A single call.
     #[track_caller]
     fn alone<'a>(
         &self,
@@ -129,8 +129,8 @@ impl GraphCalls<'_> {
         self.comm.shared().capture((self.at, op), self.queue, uses, calls)
     }
 
-    /// Writes several calls of the rank as one: they progress concurrently, so sends and receives in a group do not deadlock. It takes its
-    /// place in the graph as one call that uses the memory of all of them.
+    /// Writes several calls of the rank as one: they progress concurrently, so sends and receives in a group do not deadlock. The graph treats it
+    /// as one call that uses the memory of all of them.
     ///
     /// # Errors
     /// The error of the first refused call, even if the closure ignores it; or of the closure. Nothing is captured then, and the
@@ -180,9 +180,9 @@ impl GraphCalls<'_> {
         self.capture("group", group.take(self.at), written)
     }
 
-    /// See [`Communicator::send`]. Each launch sends what `x` has then, and the peer receives it in a graph or a call. Without the
-    /// receive a launch may wait until the [limit](Communicator::set_limit), and so may those of two ranks that both send before they
-    /// receive, as calls of a rank run one after another: exchange in a [`group`](Self::group).
+    /// See [`Communicator::send`]. Each launch sends what `x` holds then, and the peer receives it in a graph or a call. Without the
+    /// receive a launch may wait until the [limit](Communicator::set_limit), and so may two ranks that both send before they receive,
+    /// since the calls of a rank run one after another: exchange in a [`group`](Self::group).
     ///
     /// # Errors
     /// [`Error::BadRank`]; [`Error::OwnRank`]; [`Error::Lost`]; what NCCL refuses; as of any operation.
@@ -208,8 +208,8 @@ impl GraphCalls<'_> {
         self.alone("recv", |rank| rank.recv(y, peer))
     }
 
-    /// See [`Communicator::barrier`]. It is behind the rank's calls that were written before, and in front of those that are written
-    /// later. It orders nothing else in the graph.
+    /// See [`Communicator::barrier`]. It runs after the rank's calls that were written before it, and ahead of those written later. It orders nothing
+    /// else in the graph.
     ///
     /// # Errors
     /// [`Error::Lost`]; what NCCL refuses; as of any operation.

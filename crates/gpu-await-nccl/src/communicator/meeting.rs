@@ -1,5 +1,5 @@
-//! What the ranks of a communicator say when they come together, and what follows from it: the kind of their devices, NCCL's id, and of a
-//! communicator that shrinks whether NCCL can do that for each of them.
+//! What the ranks of a communicator say when they come together, and what follows from it: the kind of their devices, NCCL's id, and for
+//! a shrink, whether NCCL can do it for each of them.
 #![forbid(unsafe_code)]
 
 use gpu_await::DeviceKind;
@@ -8,15 +8,15 @@ use crate::error::{Error, Result};
 use crate::mesh::Arrival;
 use crate::unique_id::UniqueId;
 
-/// What the ranks have told.
+/// What the ranks have said.
 pub(super) struct Met {
-    /// Of rank 0; for GPUs.
+    /// From rank 0; for GPUs.
     pub(super) id: UniqueId,
-    /// All of them can have NCCL shrink a communicator.
+    /// NCCL can shrink the communicator for all of them.
     pub(super) shrink: bool,
 }
 
-/// What this process says. `shrink`: it can have NCCL shrink the communicator.
+/// What this process says. `shrink`: NCCL can shrink the communicator here.
 pub(super) fn hello(ranks: &[usize], is_gpu: bool, shrink: bool) -> Result<Arrival> {
     let id = match is_gpu && ranks.contains(&0) {
         true => UniqueId::new(DeviceKind::Cuda)?,
@@ -25,7 +25,7 @@ pub(super) fn hello(ranks: &[usize], is_gpu: bool, shrink: bool) -> Result<Arriv
     Ok(Arrival { ranks: ranks.to_vec(), is_gpu, shrink, id })
 }
 
-/// What follows from what all have said.
+/// What follows from what all ranks have said.
 pub(super) fn met(own: &Arrival, hellos: &[Arrival]) -> Result<Met> {
     if let Some(other) = hellos.iter().find(|other| other.is_gpu != own.is_gpu) {
         let name = |hello: &Arrival| {

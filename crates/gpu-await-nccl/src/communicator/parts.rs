@@ -24,12 +24,12 @@ use crate::error::Error;
 
 type Written = gpu_await::Result<()>;
 
-/// A rank of this process, by its place, and the calls that it makes.
+/// A rank of this process, by its index, and the calls that it makes.
 pub(super) struct RankOf<'s, 'a> {
     pub(super) shared: &'s Arc<Shared>,
     pub(super) at: usize,
     pub(super) pending: &'s RefCell<PendingCalls<'a>>,
-    /// It makes one call, and no other with it.
+    /// It makes a single call.
     pub(super) is_alone: bool,
 }
 
@@ -42,7 +42,7 @@ impl<'a> RankOf<'_, 'a> {
         self.shared.world
     }
 
-    /// Writes a call, if it was found right; if not, what it would have written fails with the others.
+    /// Writes a call that passed its checks; otherwise its outputs fail with those of the others.
     fn make<P, C>(
         &self,
         op: &'static str,

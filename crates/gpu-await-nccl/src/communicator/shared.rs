@@ -1,4 +1,4 @@
-//! [`Shared`]: a communicator, as its handles, the watchdog and its work have it.
+//! [`Shared`]: a communicator, as its handles, the watchdog and its work share it.
 //!
 //! | state | calls | left by |
 //! |---|---|---|
@@ -6,16 +6,16 @@
 //! | lost | are refused with the cause; those that are pending fail with it when the transport has ended their work | – |
 //!
 //! # Invariants
-//! 1. Every operation that was pending when the communicator was lost fails, and every later one
-//!    (`abort_while_pending`): it is entered under the lock under which the loss is, or sees it.
+//! 1. Every operation that was pending when the communicator was lost fails, and every later one (`abort_while_pending`): an operation is
+//! entered under the same lock as the loss, or sees the loss.
 //! 2. One order of calls for all communicators of the process: [`ORDER`] (`random_collectives`).
-//! 3. An outcome is told before the work ends: the transport aborts afterwards.
+//! 3. An outcome is reported before the work ends: the transport aborts afterwards.
 //! 4. No call waits for a full stream while it holds [`ORDER`]: it waits for room before, and a loss ends that
 //!    (`a_full_communicator_blocks_no_other`).
-//! 5. A launch of a graph with calls of the communicator is entered in front of its work, or refused (`an_abort_fails_a_launch`).
+//! 5. A launch of a graph with calls of the communicator is entered before its work, or refused (`an_abort_fails_a_launch`).
 //! 6. Calls of a rank run one after another, in graphs and outside of them (`in_order_with_other_calls`).
-//! 7. What ends pending work ends a call that does not return, as it waits for other ranks (`a_limit_ends_a_call_that_waits`,
-//!    `a_limit_ends_a_capture_that_waits`).
+//! 7. Whatever ends pending work also ends a call that does not return because it waits for other ranks
+//!    (`a_limit_ends_a_call_that_waits`, `a_limit_ends_a_capture_that_waits`).
 
 mod launches;
 mod pending_calls;
@@ -51,11 +51,11 @@ use crate::transport::{LocalRank, Placed, Transport};
 use crate::watchdog::LookedAfter;
 use gpu_await::sibling::PerProcess;
 
-/// Held while the work of a call is put on its streams, whatever the communicator: ranks of two communicators that share GPUs
-/// see one order, and cannot wait for one another in a circle.
+/// Held while a call's work is put on its streams, for all communicators: ranks of two communicators that share GPUs
+/// see one order, and cannot wait for one another in a cycle.
 static ORDER: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Calls of a rank that may be pending when it makes another: with their waits and marks they fit into what a stream takes, about a
+/// Calls of a rank that may be pending when it makes another: with their waits and marks they fit into a stream's queue of about a
 /// thousand commands.
 pub(crate) const MOST_PENDING: u64 = 250;
 
@@ -69,20 +69,20 @@ pub(crate) struct Shared {
     pub(crate) origin: Origin,
     /// In nanoseconds, plus one; 0 is none.
     limit_ns: AtomicU64,
-    /// For barriers: memory that only the stream of its rank uses.
+    /// For barriers: memory that only the rank's own stream uses.
     scratch: Vec<DeviceBuffer<f32>>,
     order: Vec<InOrder>,
     state: Mutex<State>,
     this: Weak<Shared>,
-    /// One for each of its devices; a loss wakes the watchdog.
+    /// One for each of its devices; each wakes the watchdog when the device is lost.
     losses: Mutex<Vec<Loss>>,
     _counted: Counted,
 }
 
-/// How it came together, for one that is made of it.
+/// How a communicator came together, for one that is made from it.
 #[derive(Clone)]
 pub(crate) struct Origin {
-    /// How its ranks reach one another; NCCL's have none without a group.
+    /// How its ranks reach one another; `None` for NCCL without a group.
     pub(crate) channel: Option<Arc<Channel>>,
     pub(crate) connect_limit: Duration,
     pub(crate) pairs: bool,
@@ -91,35 +91,35 @@ pub(crate) struct Origin {
 #[derive(Default)]
 struct State {
     lost: Option<LostCause>,
-    /// When the call was made that the transport has not returned from: it may wait for other ranks.
+    /// When the call that the transport has not returned from was made: it may wait for other ranks.
     calling: Option<Instant>,
     pending: VecDeque<Pending>,
-    /// An input of a call failed when that had been made: it is lost when the watchdog looks.
+    /// An input of a call failed after the call was made: the communicator is lost at the watchdog's next look.
     input_failed: Option<LostCause>,
-    /// Each is dropped when it is lost, by itself: that wakes foreign code, and a panic of one keeps nobody else from being woken.
+    /// Each is dropped on its own when the communicator is lost: that wakes foreign code, whose panic must not keep the others from being woken.
     waiters: Vec<oneshot::Sender<()>>,
-    /// The watchdog has it.
+    /// The watchdog looks after it.
     watched: Option<Watched>,
 }
 
-/// Work whose completion nobody has seen.
+/// Work that nobody has seen complete.
 struct Pending {
     since: Instant,
     parts: OfParts<PendingPart>,
-    /// It is a launch of a graph, on a stream of its own; whether that is known to be complete.
+    /// For a launch of a graph, on a stream of its own: whether that is known to be complete.
     launch: Option<Arc<AtomicBool>>,
 }
 
-/// A rank's part of it.
+/// A rank's part of pending work.
 struct PendingPart {
-    /// The rank's place.
+    /// The rank's index.
     at: usize,
     /// On the stream of the rank, unless it is a launch.
     ticket: Option<u64>,
     outcome: WorkOutcome,
 }
 
-/// One for each part of a call: a process seldom has more ranks than a few.
+/// One for each part of a call: a process rarely has more than a few ranks.
 pub(crate) type OfParts<T> = SmallVec<[T; 2]>;
 
 /// Calls of a rank whose memory is lent to its stream.
@@ -161,7 +161,7 @@ impl Shared {
     }
 
     pub(crate) fn set_limit(&self, limit: Option<Duration>) {
-        // What does not fit is 584 years, and as good as none.
+        // A limit that does not fit exceeds 584 years, and is as good as none.
         let ns = limit.and_then(|limit| u64::try_from(limit.as_nanos()).ok()?.checked_add(1));
         let ns = ns.unwrap_or(0);
         // ORDERING: Relaxed: only its value counts.
@@ -188,7 +188,7 @@ impl Shared {
         Error::Lost(CollectiveLost { rank: self.ranks[0].rank, cause })
     }
 
-    /// Lends the memory of the calls of each rank, by its place, for calls that are made together; of none of them if one was refused.
+    /// Lends the memory of each rank's calls, by the rank's index, for calls that are made together; lends none if one was refused.
     fn lend<'a>(
         &self,
         pending: impl IntoIterator<Item = PendingCalls<'a>>,
@@ -241,12 +241,12 @@ impl Shared {
         LostCause::InputFailed { rank: self.ranks[at].rank, reason: error.to_string() }
     }
 
-    /// An operation that is refused.
+    /// Makes an operation that is refused.
     pub(crate) fn refused(&self, op: &'static str, error: Error) -> Op<()> {
         refuse(&self.ranks[0], Uses::new(op), error)
     }
 
-    /// Blocks until there is room on the streams of its ranks for another call, or it is lost, which the call then finds.
+    /// Blocks until its ranks' streams have room for another call, or it is lost, which the call then finds.
     pub(crate) fn wait_for_room(&self) {
         let most = self.operations_of(MOST_PENDING);
         for local in &self.ranks {
@@ -267,7 +267,7 @@ impl Shared {
         }
         let waker = Arc::new(Unpark(thread::current())).into();
         let mut room = pin!(self.room(stream, MOST_PENDING));
-        // Not an executor's `block_on`, which may not be called in another one.
+        // An executor's `block_on` may not be called inside another executor.
         while room.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             thread::park();
         }
@@ -283,7 +283,7 @@ impl Shared {
         }
     }
 
-    /// How many operations of a stream so many calls are.
+    /// How many operations on a stream this many calls make.
     fn operations_of(&self, calls: u64) -> u64 {
         calls.saturating_mul(self.transport.operations())
     }
@@ -300,7 +300,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts the calls of each rank on its stream, as one operation; none of them if one was refused.
+    /// Puts the calls of each rank on its stream, as one operation; puts none if one was refused.
     pub(crate) fn run<'a>(
         &self,
         op: &'static str,
@@ -314,12 +314,12 @@ impl Shared {
         let order = ORDER.get().lock();
         let done = self.put(op, parts);
         drop(order);
-        // Not under that lock, which a call that is captured takes inside of theirs. Refused where the operation has failed.
+        // Outside that lock, which a captured call takes inside the locks of these. Refused where the operation has failed.
         (0..self.ranks.len()).for_each(|at| drop(self.stay_in_order(at)));
         done
     }
 
-    /// [`run`](Self::run) while the communicator connects: its ranks may wait for others, which may wait for ranks of other
+    /// [`run`](Self::run) while the communicator connects: its ranks may wait for others that wait for ranks of other
     /// communicators.
     pub(crate) fn run_out_of_order<'a>(
         &self,
@@ -341,7 +341,7 @@ impl Shared {
         let submitted = self.transport.submit(&self.ranks, &placed, &self.owner());
         drop(placed);
         self.share_inputs(&parts);
-        // A part may be on a stream: the loans last until it is complete.
+        // A part may already be on a stream: the loans last until it is complete.
         let failed = submitted.err().map(|cause| self.error(self.fail(cause)));
         let (mut pending, mut ops) = (OfParts::new(), OfParts::<Op<()>>::new());
         for Part { at, loan, .. } in parts {
@@ -363,7 +363,7 @@ impl Shared {
         }
     }
 
-    /// An input of a rank that fails late fails the outputs of the ranks in this process that get data of it.
+    /// An input of a rank that fails late also fails the outputs of the ranks in this process that get data from that rank.
     fn share_inputs(&self, parts: &[Part<'_>]) {
         let rank = |part: &Part<'_>| self.ranks[part.at].rank;
         for to in parts {
@@ -376,7 +376,7 @@ impl Shared {
         }
     }
 
-    /// Has the watchdog look after the work of a call; or fails it, if the communicator was lost meanwhile.
+    /// Has the watchdog look after the work of a call, or fails the work if the communicator was lost meanwhile.
     fn enter(&self, pending: Pending) {
         if let Some((cause, pending)) = self.enter_unless_lost(pending) {
             let error = self.error(cause);
@@ -384,7 +384,7 @@ impl Shared {
         }
     }
 
-    /// Hands it back if the communicator was lost.
+    /// Hands the work back if the communicator was lost.
     fn enter_unless_lost(&self, pending: Pending) -> Option<(LostCause, Pending)> {
         let mut state = self.state.lock();
         if pending.launch.is_none() {
@@ -429,7 +429,7 @@ impl Shared {
         }
     }
 
-    /// [`fail`](Self::fail), where the caller ends the work that is on streams. An error: it was lost already.
+    /// [`fail`](Self::fail), where the caller ends the work on streams. An error means that it was lost already.
     pub(crate) fn lose(&self, cause: LostCause) -> Result<LostCause, LostCause> {
         let (pending, waiters) = {
             let mut state = self.state.lock();
@@ -452,7 +452,7 @@ impl Shared {
         Ok(cause)
     }
 
-    /// Tells who listens of the loss.
+    /// Reports the loss to subscribers.
     fn tell(&self, cause: &LostCause) {
         let (rank, world) = (self.ranks[0].rank, self.world);
         // A subscriber is foreign code.
@@ -468,7 +468,7 @@ impl Shared {
         &*self.transport
     }
 
-    /// Frees it when its work is complete: nobody calls it any more.
+    /// Frees it once its work is complete; nobody calls it any more.
     pub(crate) fn end(self: Arc<Self>) {
         stats::on_thread_that_may_be_lost("end", move || {
             for local in &self.ranks {
@@ -482,7 +482,7 @@ impl Shared {
     }
 }
 
-/// What they would have written counts as failed.
+/// The outputs of these calls count as failed.
 fn not_made(parts: OfParts<Part<'_>>, error: Error) -> Error {
     for Part { loan, .. } in parts {
         drop(loan.fail(error.clone().into_source()));

@@ -1,4 +1,4 @@
-//! Shrinking: another communicator of some ranks of one.
+//! Shrinking: making a communicator of some of the ranks of another.
 //!
 //! | the communicator | by `ncclCommShrink` | else |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | works, and is aborted for it | with the abort flag, if its ranks have no other way | it is aborted, and they meet again |
 //! | is lost | no: its handles are freed | the ranks meet again, where they have a way |
 //!
-//! A way is the connection of a [group](crate::Group), or the process that all ranks are in; host devices always have one. Where ranks
-//! have a way, they tell one another whether NCCL can shrink theirs: one of them may have lost it meanwhile.
+//! A way is the connection of a [group](crate::Group), or the process that all ranks are in; host devices always have one. Ranks that have
+//! a way tell one another whether NCCL can shrink theirs: one of them may have lost it meanwhile.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::nccl::Nccl;
 use crate::transport::{LocalRank, Shrink, Transport};
 use crate::unique_id::UniqueId;
 
-/// A communicator that NCCL shrinks. Its last handle cannot go meanwhile.
+/// A communicator that NCCL shrinks. Its last handle cannot be dropped meanwhile.
 #[derive(Debug)]
 pub(super) struct Parent {
     comm: Communicator,
     excluded: Vec<usize>,
-    /// Local ranks that are left, by their places.
+    /// Remaining local ranks, by their indices.
     places: Vec<usize>,
     aborts: bool,
 }
@@ -46,7 +46,7 @@ impl Parent {
         comm.shared().transport().shrink(ranks, shrink)
     }
 
-    /// Some rank has not come: the call that waits for it has the handles, and only an abort ends it.
+    /// Some rank has not come: the call that waits for it uses the handles, and only an abort ends it.
     pub(super) fn is_stuck(&self, limit: Duration) {
         match self.aborts {
             true => self.comm.shared().transport().abort(&LostCause::Aborted),
@@ -55,7 +55,7 @@ impl Parent {
     }
 }
 
-/// What was lost for it is aborted, however that went.
+/// A communicator that was lost for this is aborted, whatever the outcome.
 impl Drop for Parent {
     fn drop(&mut self) {
         if self.aborts {
@@ -120,7 +120,7 @@ impl Communicator {
     pub async fn shrink(&self, excluded: &[usize]) -> Result<Communicator> {
         let split = self.split(excluded)?;
         for local in &self.shared().ranks {
-            // Of a device that is lost too.
+            // Also on a device that is lost.
             drop(local.stream.done().await);
         }
         self.shared().launches_end().await?;
@@ -145,7 +145,7 @@ impl Communicator {
     pub async fn abort_and_shrink(&self, excluded: &[usize]) -> Result<Communicator> {
         let split = self.split(excluded)?;
         let shared = self.shared();
-        // Ranks that have a way tell one another of an abort, and some have aborted by then.
+        // Ranks that have a way tell one another of an abort, and some have aborted already.
         let is_alone = shared.origin.channel.is_none() && !split.excluded.is_empty();
         let aborts =
             is_alone && shared.transport().can_shrink() && shared.lose(LostCause::Aborted).is_ok();
@@ -202,10 +202,10 @@ impl Communicator {
     }
 }
 
-/// Who is excluded, who is left, and which of those are here.
+/// The excluded ranks, the remaining ones, and which of those are local.
 struct Split {
     excluded: Vec<usize>,
     left: Vec<usize>,
-    /// By their places.
+    /// Local ones, by their indices.
     places: Vec<usize>,
 }

@@ -13,7 +13,7 @@ use crate::element::{CollectiveElement, Reduction};
 use crate::error::Error;
 
 impl Communicator {
-    /// One call of the only rank of this process.
+    /// A single call of the only rank of this process.
     #[track_caller]
     fn alone<'a>(
         &self,

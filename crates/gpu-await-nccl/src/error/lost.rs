@@ -22,8 +22,8 @@ pub struct CollectiveLost {
 }
 
 impl CollectiveLost {
-    /// Returns the rank that the communicator was lost by: the one that is gone, aborted, timed out or failed. It is the same on every
-    /// rank that learns of it from the same source: one that several ranks find at once may be named differently.
+    /// Returns the rank that caused the loss: the one that is gone, aborted, timed out or failed. It is the same on every rank that
+    /// learns of it from the same source: losses that several ranks find at once may be named differently.
     #[must_use]
     pub fn origin(&self) -> usize {
         self.cause.clone().ranks_mut().first().copied().unwrap_or(self.rank)
@@ -73,10 +73,10 @@ pub enum LostCause {
     },
     /// What was to write an input of a rank's call failed. If that is known in time, the call is not made.
     ///
-    /// An input may also fail after the call: work whose failure comes late, such as a collective of another communicator that exceeds
-    /// its limit. Then the operation fails, with the outputs of that rank and of those ranks of its process that get data of it, and the
+    /// An input may also fail after the call, if its work fails late, such as a collective of another communicator that exceeds its
+    /// limit. Then the operation fails, with the outputs of that rank and of the ranks of its process that get data from it, and the
     /// communicator is lost as soon as that is known. In other processes, and in graphs, other ranks may have succeeded by then, with
-    /// what was computed from that input: await such work before its output goes to others.
+    /// results computed from that input: await such work before its output goes to others.
     InputFailed {
         /// The rank.
         rank: usize,
@@ -84,7 +84,7 @@ pub enum LostCause {
         reason: String,
     },
     /// A rank has called [`Group::recover`](crate::Group::recover) or [`survivors`](crate::Group::survivors) while this one was connecting
-    /// to it: it does not connect this communicator any more, and waits for the same call.
+    /// to it: that rank no longer connects this communicator, and waits for the same call here.
     PeerRecovers {
         /// The rank.
         rank: usize,
@@ -96,7 +96,7 @@ pub enum LostCause {
         /// What each of them called.
         calls: [String; 2],
     },
-    /// The process of a rank sent bytes that are no message.
+    /// The process of a rank sent bytes that are not a message.
     BadMessage {
         /// The rank.
         rank: usize,
@@ -148,18 +148,18 @@ impl fmt::Display for LostCause {
             LostCause::BadMessage { rank, reason } => {
                 write!(f, "the process of rank {rank} sent bytes that are no message: {reason}")
             }
-            // Which says what became of its device.
+            // The device's error says what happened to it.
             LostCause::DeviceLost { rank, error } => write!(f, "rank {rank} failed: {error}"),
             LostCause::Nccl { code, text } => write!(f, "NCCL reports {text} ({code})"),
         }
     }
 }
 
-/// Longer texts are cut where they are told.
+/// Longer texts are cut when they are sent.
 const MOST_TEXT: usize = 1 << 12;
 
 impl LostCause {
-    /// What other ranks report when this is told by a rank.
+    /// What other ranks report when `by` reports this.
     pub(crate) fn told(&self, by: usize) -> LostCause {
         match self {
             LostCause::Aborted => LostCause::PeerAborted { rank: by },
@@ -172,7 +172,7 @@ impl LostCause {
         }
     }
 
-    /// The ranks that it names; the first is the origin.
+    /// The ranks that it names, the origin first.
     pub(crate) fn ranks_mut(&mut self) -> &mut [usize] {
         match self {
             LostCause::PeerGone { rank }
@@ -197,7 +197,7 @@ impl LostCause {
         }
     }
 
-    /// What is [told](Self::told), as bytes: a tag, a rank, and what is left.
+    /// What is [told](Self::told), as bytes: a tag, a rank, and the rest.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let limit_ns = |limit: &Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         let (tag, rank, rest) = match self {
@@ -215,7 +215,7 @@ impl LostCause {
                 (7, first, [&second[..], &text(one), &text(other)].concat())
             }
             LostCause::PeerRecovers { rank } => (8, rank, Vec::new()),
-            // They are told as another one.
+            // These are sent as another cause.
             LostCause::Aborted
             | LostCause::TimedOut { .. }
             | LostCause::DeviceLost { .. }
@@ -227,7 +227,7 @@ impl LostCause {
         bytes
     }
 
-    /// From what was told; the ranks are below `world`.
+    /// From the bytes of a peer; the ranks are below `world`.
     pub(crate) fn from_bytes(mut bytes: &[u8], world: usize) -> Option<LostCause> {
         let bytes = &mut bytes;
         let [tag] = *take(bytes)?;

@@ -1,28 +1,28 @@
-//! How the processes that are left agree on who is left.
+//! How the remaining processes agree on which of them remain.
 //!
-//! Each tells the others whom it takes to be left, and whom to be gone. What one takes to be gone the others do as well, so that the
-//! proposals only shrink. A process that returns and one that has to begin again, as a third one died in between, meet in the next
-//! generation: who hears of a later one takes it.
+//! Each tells the others which processes it considers left, and which gone. What one considers gone the others do as well, so proposals only
+//! shrink. A process that returns and one that has to begin again, because a third one died in between, meet in the next generation: a process
+//! that hears of a later generation adopts it.
 //!
-//! | step | a process tells it when it | and then |
+//! | step | a process sends it when it | and then |
 //! |---|---|---|
-//! | [`Called`](Step::Called) | proposes | waits until all that it takes to be left propose the same |
+//! | [`Called`](Step::Called) | proposes | waits until all that it considers left propose the same |
 //! | [`Heard`](Step::Heard) | has heard that | waits until all of them have heard it |
-//! | [`Agreed`](Step::Agreed) | has heard that, and that those who are left out know it; or that one of them has agreed | returns |
+//! | [`Agreed`](Step::Agreed) | has heard that, and that the processes left out know it; or that one of the remaining has agreed | returns |
 //!
-//! When a process's limit is over, it takes those that have not called to be gone, tells them, too, and goes on with the others. From
-//! then on each change of its proposal starts the limit again, and when it is over those that do not agree are gone.
+//! When a process's limit is over, it considers those that have not called gone, tells them too, and goes on with the others. From
+//! then on each change of its proposal restarts the limit, and when that is over the processes that do not agree are gone.
 //!
-//! A process that is left out and alive [notes](Kind::Noted) it, behind whatever it has agreed to before, so that this is heard first. One
-//! that does not for [a while](NOTED) is stopped, or cut off.
+//! A process that is left out and alive [notes](Kind::Noted) it, after whatever it has agreed to before, so that this arrives first. A process
+//! that does not note it within [a while](NOTED) is stopped, or cut off.
 //!
 //! # Invariants
-//! 1. Nobody agrees to a group with a process that may still take one of its members to be gone for not calling: it has to have heard
-//!    all of them first (`a_call_at_the_limit`).
-//! 2. A process that another one took to be gone does not agree any more, also when that one has ended since (`one_group_or_left_out`).
-//! 3. Of two processes that take each other to be gone neither agrees, and what one had agreed to before counts
-//!    (`one_that_agrees_as_it_is_left_out`).
-//! 4. A process that was stopped reads what the others said meanwhile before it agrees, or takes anybody to be gone (`one_is_stopped`).
+//! 1. Nobody agrees to a group with a process that may still consider one of its members gone for not calling: that process must have heard
+//! all of them first (`a_call_at_the_limit`).
+//! 2. A process that another one considered gone no longer agrees, even if that one has ended since (`one_group_or_left_out`).
+//! 3. Of two processes that consider each other gone neither agrees, and whatever one had agreed to before counts
+//! (`one_that_agrees_as_it_is_left_out`).
+//! 4. A process that was stopped reads what the others said meanwhile before it agrees, or considers anyone gone (`one_is_stopped`).
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -34,14 +34,14 @@ use super::{Link, Mesh};
 use crate::error::{Error, Result};
 use crate::patience::Patience;
 
-/// Who has not looked for so long was stopped, and reads for so long what the others said meanwhile.
+/// A process that has not looked for this long was stopped, and first spends as long reading what the others said meanwhile.
 const STOPPED: Duration = Duration::from_millis(500);
 
-/// How long those who are left out may take to note it.
+/// How long processes that are left out may take to note it.
 const NOTED: Duration = Duration::from_secs(3);
 
 impl Mesh {
-    /// Waits until all members that are left agree on who that is; returns them, and the generation of the agreement.
+    /// Waits until all remaining members agree on who they are; returns them, and the generation of the agreement.
     pub(crate) fn agree(
         &self,
         members: &[usize],
@@ -56,7 +56,7 @@ impl Mesh {
         let caller = heard.unwrap_or(self.own[0]);
         state.generation += 1;
         loop {
-            // Nobody is agreed with on behalf of a call that was given up: the error is for nobody.
+            // Do not agree on behalf of a call that was given up: nobody sees this error.
             if !patience.is_wanted() {
                 return Err(patience.missing(Vec::new(), members.len()));
             }
@@ -87,7 +87,7 @@ impl Mesh {
                 state = self.registry.state.lock();
                 continue;
             }
-            // Not `is_over`, which a call is that was given up since: nobody is gone for that.
+            // Not `is_over`, which is also true of a call that was given up: nobody is gone because of that.
             if now >= limit.end {
                 let is_late = std::mem::replace(&mut is_late, true);
                 let has_come = |at: &usize| {
@@ -107,7 +107,7 @@ impl Mesh {
         }
     }
 
-    /// Tells those that are left, and then those that are gone now: they may be alive.
+    /// Sends it to the remaining processes, and then to those newly gone: they may be alive.
     fn tell_proposal(&self, proposal: &Proposal, told: &[usize], others: &[usize]) {
         let is_news = |rank: &usize| {
             proposal.gone.binary_search(rank).is_ok() && told.binary_search(rank).is_err()
@@ -118,7 +118,7 @@ impl Mesh {
         others.chain(gone).for_each(|link| self.tell(link, label, &bytes));
     }
 
-    /// Whether those that this process takes to be gone have ended, or know it.
+    /// Whether the processes that this one considers gone have ended, or know it.
     fn is_noted(&self, state: &RegistryState, members: &[usize]) -> bool {
         let is_gone = |link: &Link| {
             let mut ranks = link.ranks.iter();
@@ -128,8 +128,8 @@ impl Mesh {
         links.all(|(at, link)| !is_gone(link) || state.noted.contains(&at))
     }
 
-    /// What this process proposes, or agrees to, and the connections to the others that it takes to be left. It agrees to what it has `told`
-    /// before, so that those who are left out can know.
+    /// What this process proposes, or agrees to, and the connections to the others that it considers left. It agrees only to what it has already
+    /// `told`, so that the processes left out can know.
     fn propose(
         &self,
         state: &mut RegistryState,
@@ -153,7 +153,7 @@ impl Mesh {
                     let by = link.ranks.iter().find_map(|rank| members.binary_search(rank).ok());
                     return Err(Error::Excluded { by: by.unwrap_or_default() });
                 }
-                // Of an agreement that is over nothing is taken.
+                // Nothing is taken from an agreement that is over.
                 if theirs.generation < state.generation {
                     continue;
                 }

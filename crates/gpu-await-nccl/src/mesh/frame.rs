@@ -59,7 +59,7 @@ impl Kind {
         Kind::Noted,
     ];
 
-    /// The longest rest of a frame.
+    /// The greatest length of the rest of a frame.
     fn most(self) -> u64 {
         match self {
             Kind::Data => MOST_DATA,
@@ -79,7 +79,7 @@ pub(super) struct Label {
 }
 
 impl Label {
-    /// Of a frame that is a process's, not a rank's.
+    /// A frame of a process rather than of a rank.
     pub(super) fn of(number: u64, kind: Kind) -> Label {
         Label { number, kind, from: 0, to: 0 }
     }
@@ -95,19 +95,19 @@ impl Label {
     }
 }
 
-/// What a process says of itself when the ranks of a channel come together.
+/// What a process says about itself when the ranks of a channel come together.
 #[derive(Clone, Debug)]
 pub(crate) struct Arrival {
-    /// As the channel numbers them; the others know them, and are not told.
+    /// As the channel numbers them; not sent, since the others know them.
     pub(crate) ranks: Vec<usize>,
     pub(crate) is_gpu: bool,
-    /// It can have NCCL shrink the communicator.
+    /// NCCL can shrink the communicator here.
     pub(crate) shrink: bool,
-    /// NCCL's, of the one with rank 0.
+    /// NCCL's id, from the process with rank 0.
     pub(crate) id: UniqueId,
 }
 
-/// Who goes on, as a process sees it; ranks of the mesh.
+/// Which processes go on, as one of them sees it; ranks of the mesh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) generation: u64,
@@ -118,18 +118,18 @@ pub(super) struct Proposal {
     pub(super) caller: usize,
 }
 
-/// How far a process is that proposes it.
+/// How far the process that proposes is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd)]
 pub(super) enum Step {
     #[default]
     Called,
-    /// All that are left propose the same.
+    /// All remaining processes propose the same.
     Heard,
-    /// All that are left have heard that.
+    /// All remaining processes have heard that.
     Agreed,
 }
 
-/// What a process has written.
+/// What a process sends.
 pub(super) enum Frame {
     Message(Message),
     Taken(u64),
@@ -142,16 +142,16 @@ pub(super) enum Frame {
     Leave(u64),
     Agree(Proposal),
     Goodbye,
-    /// The process knows that it is left out, and agrees no more.
+    /// The process knows that it is left out, and no longer agrees.
     Noted,
-    /// For a channel that does not take it.
+    /// Data for a channel that does not take it.
     Unwanted,
 }
 
 /// Why no frame was read.
 pub(super) enum Unread {
     Ended,
-    /// It is none; what is wrong with it.
+    /// It is not a frame; says what is wrong with it.
     Junk(String),
 }
 
@@ -192,7 +192,7 @@ pub(super) fn read(
     }
 }
 
-/// Elements, as many as their head says.
+/// Reads as many elements as their head says.
 fn read_data(stream: &mut TcpStream, bytes: u64, is_wanted: bool) -> Result<Frame, Unread> {
     let Some(expected) = bytes.checked_sub(Head::BYTES as u64) else {
         return junk(format!("a message of {bytes} bytes"));
@@ -202,7 +202,7 @@ fn read_data(stream: &mut TcpStream, bytes: u64, is_wanted: bool) -> Result<Fram
     let head = Head::from_bytes(head);
     let size = ElementType::ALL.get(usize::from(head.element)).map(|element| element.size_bytes());
     let announced = size.and_then(|size| head.count.checked_mul(size as u64));
-    // A barrier's has none.
+    // A barrier has none.
     if expected > 0 && announced != Some(expected) {
         return junk(format!("a message for {head} with {expected} bytes of elements"));
     }
@@ -295,7 +295,7 @@ fn ranks(bytes: &[u8]) -> Option<(Vec<usize>, &[u8])> {
     Some((ranks.chunks_exact(4).map(|rank| number(rank) as usize).collect(), bytes))
 }
 
-/// Of at most 8 bytes.
+/// A number of at most 8 bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }

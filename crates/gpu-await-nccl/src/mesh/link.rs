@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use super::frame::Label;
 use crate::system;
 
-/// How often a writer that a peer does not read from looks whether it is still wanted.
+/// How often a writer checks whether its frame is still wanted while the peer does not read.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long it tells a peer of an end, which may be as stuck as what ends.
+/// How long to spend telling a peer of an end: the peer may be as stuck as whatever ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long it waits for that peer at most: its reader does nothing but read.
+/// The longest wait for that peer, whose reader does nothing but read.
 const STUCK: Duration = Duration::from_secs(30);
 
 pub(super) struct Link {
@@ -25,7 +25,7 @@ pub(super) struct Link {
 /// What became of a frame.
 pub(super) enum Written {
     Whole,
-    /// Nothing of it: it was not wanted any more.
+    /// None of it: it was no longer wanted.
     NotBegun,
     /// The connection has ended.
     Broken,
@@ -48,8 +48,8 @@ impl Link {
         self.stream.lock().try_clone().map(Reading)
     }
 
-    /// Writes a frame; gives up when it is not wanted any more. A frame that has begun is written for a little longer: without the
-    /// rest of it the connection has to end.
+    /// Writes a frame; gives up when it is no longer wanted. A frame that has been started is written for a little longer: without its
+    /// rest the connection has to end.
     pub(super) fn write(
         &self,
         label: Label,
@@ -98,7 +98,7 @@ impl Link {
         Written::Whole
     }
 
-    /// Writes a small frame; not for long.
+    /// Writes a small frame, spending little time on it.
     pub(super) fn tell(&self, label: Label, rest: &[u8]) -> Written {
         let began = Instant::now();
         self.write(label, [rest, &[]], || began.elapsed() < LAST_WORDS)
@@ -115,7 +115,7 @@ impl Reading {
         &mut self.0
     }
 
-    /// Until the peer closes its side: an end with something unread would take back what was written last. A stranger is disconnected.
+    /// Reads until the peer closes its side: ending with unread data would discard what was written last. A stranger is disconnected.
     pub(super) fn drain(mut self, is_stranger: bool) {
         if is_stranger {
             self.0.shutdown(Shutdown::Both).ok();

@@ -1,4 +1,4 @@
-//! [`Reader`]: the thread that reads a connection, hands over what comes, and waits for nobody else.
+//! [`Reader`]: the thread that reads a connection, hands over what it reads, and waits for nothing else.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use crate::stats;
 pub(super) struct Reader {
     pub(super) at: usize,
     pub(super) ranks: Vec<usize>,
-    /// Gone with the mesh, whose descriptor does not wait for a peer that is stopped.
+    /// Gone with the mesh: its descriptor does not wait for a stopped peer.
     pub(super) link: Weak<Link>,
     pub(super) registry: Arc<Registry>,
     pub(super) own: Vec<usize>,
@@ -46,11 +46,11 @@ impl Reader {
         reading.drain(matches!(end, End::Junk(_)));
     }
 
-    /// Tells that this process knows that it is left out, behind an agreement that it may have come to before.
+    /// Tells the others that this process knows it is left out, after any agreement that it came to before.
     fn note(&self) {
         let Some(link) = self.link.upgrade() else { return };
         let agreeing = self.agreeing.clone();
-        // Waits, and writes: this thread does neither.
+        // This may wait and write, which the reader thread never does.
         drop(stats::spawn("left-out", move || {
             drop(agreeing.lock());
             link.tell(Label::of(0, Kind::Noted), &[]);

@@ -1,14 +1,14 @@
-//! [`Registry`]: what the readers of a mesh have heard, and who has to hear it.
+//! [`Registry`]: what the readers of a mesh have heard, and which channel is to hear it.
 //!
 //! | a process, for a channel | means |
 //! |---|---|
 //! | hello | it connects |
-//! | ready | it has heard everybody's hello, and goes on unless somebody gives up |
-//! | gave up | it does not connect this one: all of them go on to the next channel of these members |
+//! | ready | it has heard every hello, and goes on unless a process gives up |
+//! | gave up | it does not connect this channel: all of them go on to the next channel of these members |
 //!
 //! # Invariants
-//! 1. What is kept for channels that are not open has a bound for each connection, and no data (`early_frames_are_bounded`).
-//! 2. The end of a process is entered before anything fails of it: who awaits that finds the rank in `gone`.
+//! 1. What is kept for channels that are not open is bounded for each connection, and contains no data (`early_frames_are_bounded`).
+//! 2. The end of a process is entered before anything fails because of it: a caller that awaits the failure finds the rank in `gone`.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,16 +20,16 @@ use super::frame::{Arrival, Frame, Label, Proposal};
 use crate::error::LostCause;
 use crate::exchange::Inbox;
 
-/// How many channels that are not open a connection is remembered for.
+/// For how many channels that are not open a connection's frames are kept.
 const MOST_EARLY: usize = 4096;
 
-/// The inboxes of this process, by the ranks of a channel.
+/// The inboxes of this process, by ranks of a channel.
 pub(super) type Inboxes = Arc<HashMap<usize, Arc<Inbox>>>;
 
 #[derive(Default)]
 pub(super) struct Registry {
     pub(super) state: Mutex<RegistryState>,
-    /// Somebody has come, is ready, gave up, ended, or proposed something.
+    /// A process has come, is ready, gave up, ended, or proposed something.
     pub(super) changed: Condvar,
 }
 
@@ -38,15 +38,15 @@ pub(super) struct RegistryState {
     /// The ranks of each connection.
     pub(super) links: Vec<Vec<usize>>,
     pub(super) open: HashMap<u64, OpenChannel>,
-    /// By the connections; channels that are not open, in their order.
+    /// By connection, then by number: channels that are not open.
     early: HashMap<usize, BTreeMap<u64, Party>>,
-    /// Channels so far, by what stands for their members.
+    /// How many channels there have been, by the hash of their members.
     made: HashMap<u32, u32>,
     /// Ranks whose processes have ended.
     pub(super) ended: HashMap<usize, End>,
-    /// Connections that have ended, or whose process knows that it is left out.
+    /// Connections that have ended, or whose processes know that they are left out.
     pub(super) noted: HashSet<usize>,
-    /// By the connections.
+    /// By connection.
     pub(super) proposals: HashMap<usize, Proposal>,
     pub(super) generation: u64,
 }
@@ -57,7 +57,7 @@ pub(super) enum End {
     /// It said goodbye.
     Left,
     Gone,
-    /// It was hung up on, as it sent no messages.
+    /// It was disconnected, because it sent something that is not a message.
     Junk(String),
 }
 
@@ -71,7 +71,7 @@ impl End {
     }
 }
 
-/// What another process has said of a channel.
+/// What another process has said about a channel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Party {
     pub(super) hello: Option<Arrival>,
@@ -81,11 +81,11 @@ pub(super) struct Party {
 
 pub(super) struct OpenChannel {
     pub(super) inboxes: Inboxes,
-    /// Ranks of the mesh, by their ranks in the channel; in ascending order.
+    /// Ranks of the mesh, indexed by ranks in the channel; in ascending order.
     pub(super) members: Arc<[usize]>,
-    /// By their connections.
+    /// By connection.
     pub(super) parties: HashMap<usize, Party>,
-    /// Everybody is ready.
+    /// Every process is ready.
     pub(super) is_complete: bool,
 }
 
@@ -123,14 +123,14 @@ impl Registry {
         self.state.lock().open.remove(&number);
     }
 
-    /// Whether elements for a channel are for anybody, and may come from that connection.
+    /// Whether elements for a channel are wanted, and may come from that connection.
     pub(super) fn takes(&self, link: usize, number: u64) -> bool {
         let state = self.state.lock();
         let party = state.open.get(&number).and_then(|channel| channel.parties.get(&link));
         party.is_some_and(|party| party.is_ready)
     }
 
-    /// A frame of a connection; false if it is none that may come there.
+    /// Handles a frame of a connection; false if it is not one that may arrive there.
     pub(super) fn deliver(&self, link: usize, label: Label, frame: Frame) -> bool {
         let mut state = self.state.lock();
         let is_good = state.deliver(link, label, frame);
@@ -139,7 +139,7 @@ impl Registry {
         is_good
     }
 
-    /// Waits until the reader of a broken connection has come to its end: it may have to read before that why the peer has gone.
+    /// Waits until the reader of a broken connection has reached its end: it may first have to read why the peer has gone.
     pub(super) fn await_end(&self, ranks: &[usize]) {
         let mut state = self.state.lock();
         while !ranks.iter().all(|rank| state.ended.contains_key(rank)) {
@@ -176,7 +176,7 @@ impl RegistryState {
         inboxes
     }
 
-    /// Whether another process has called for an agreement that this one has not been called for yet: the rank that called first.
+    /// The rank that called first, if another process has called for an agreement that this process has not yet been called for.
     pub(super) fn caller(&self, link: usize) -> Option<usize> {
         let theirs = self.proposals.get(&link)?;
         (theirs.generation > self.generation).then_some(theirs.caller)
@@ -218,7 +218,7 @@ impl RegistryState {
                 }
             }
             frame => {
-                // A rank speaks for itself.
+                // A rank speaks only for itself.
                 let speaks =
                     channel.members.get(from).is_some_and(|m| self.links[link].contains(m));
                 return speaks && self.deliver_open(number, from, to, frame);
@@ -227,7 +227,7 @@ impl RegistryState {
         true
     }
 
-    /// What ranks of a channel say to one another.
+    /// Handles what ranks of a channel say to one another.
     fn deliver_open(&mut self, number: u64, from: usize, to: usize, frame: Frame) -> bool {
         let Some(channel) = self.open.get(&number) else { return true };
         match frame {
@@ -264,7 +264,7 @@ impl RegistryState {
         true
     }
 
-    /// For a channel that is not open yet. One that was closed, or skipped, is none of those.
+    /// Keeps a frame for a channel that is not open yet, which excludes channels that were closed or skipped.
     fn keep(&mut self, link: usize, number: u64, frame: Frame) {
         let made = self.made.get(&((number >> 32) as u32)).copied().unwrap_or_default();
         if number as u32 <= made {
@@ -274,7 +274,7 @@ impl RegistryState {
         let party = match frame {
             Frame::Hello(hello) => Party { hello: Some(hello), ..Party::default() },
             Frame::GaveUp => Party { gave_up: true, ..Party::default() },
-            // It is ready when it has heard of this process.
+            // A process is ready only once it has heard of this one.
             _ => return,
         };
         channels.insert(number, party);
@@ -316,13 +316,13 @@ mod tests {
         for at in 0..3 * MOST_EARLY as u64 {
             assert!(registry.deliver(0, Label::of(first + 1 + at, Kind::Hello), hello()));
             assert!(!registry.takes(0, first + 1 + at), "no elements");
-            // One that is over is forgotten.
+            // A channel that is over is forgotten.
             assert!(registry.deliver(0, Label::of(first, Kind::Hello), hello()));
         }
         assert_eq!(registry.state.lock().early[&0].len(), MOST_EARLY);
     }
 
-    /// A rank that is told to be gone is, whatever its own connection says.
+    /// A rank that is reported gone is gone, whatever its own connection says.
     #[test]
     fn told_to_be_gone() {
         let registry = Registry::default();
@@ -335,12 +335,12 @@ mod tests {
         assert!(matches!(inboxes[&0].failed(), Some(LostCause::PeerGone { rank: 3 })));
         let ended = |rank| registry.state.lock().ended.contains_key(&rank);
         assert_eq!([1, 2, 3].map(ended), [false, true, true], "of one process");
-        // A rank speaks for itself.
+        // A rank speaks only for itself.
         let label = Label { from: 2, ..Label::of(number, Kind::Lost) };
         assert!(!registry.deliver(0, label, Frame::Lost(bytes)));
     }
 
-    /// Who gave up one goes on to the next, and so do the others, also those who have not come yet.
+    /// A process that gave up a channel goes on to the next one, and so do the others, even those that have not come yet.
     #[test]
     fn a_channel_that_was_given_up() {
         let registry = Registry::default();

@@ -1,7 +1,7 @@
-//! The two calls of NVIDIA's driver that NCCL's callers need: which context is current on a thread, and to change that.
+//! The two calls of NVIDIA's driver that NCCL's callers need: getting a thread's current context, and setting it.
 //!
-//! NCCL takes its device from the thread's current context, and leaves the one that it found. A thread that has none would
-//! get one on GPU 0.
+//! NCCL takes its device from the thread's current context, and leaves that as it found it. A thread without a context
+//! would get one on GPU 0.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! [`Acceptor`]: where processes come in, all of them at once. Nobody waits for another one to speak, and who does not is disconnected.
+//! [`Acceptor`]: accepts all processes at once. None waits for another one to speak, and one that does not speak is disconnected.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::HELLO;
 use super::hello::Hello;
 
-/// Connections that have not said who they are. Where there are more, the oldest is disconnected.
+/// Connections that have not identified themselves. Beyond this many, the oldest is disconnected.
 const MOST: usize = 128;
 
 pub(super) struct Acceptor {
@@ -17,14 +17,14 @@ pub(super) struct Acceptor {
     callers: VecDeque<Caller>,
 }
 
-/// Somebody who has said who it is. Its stream does not block.
+/// A process that has identified itself. Its stream does not block.
 pub(super) struct Come {
     pub(super) hello: Hello,
     pub(super) stream: TcpStream,
     pub(super) from: SocketAddr,
 }
 
-/// Somebody who has not said everything yet.
+/// A process that has not said everything yet.
 struct Caller {
     stream: TcpStream,
     from: SocketAddr,
@@ -45,7 +45,7 @@ impl Acceptor {
         Ok(Acceptor { listener, callers: VecDeque::new() })
     }
 
-    /// Blocks until somebody comes, unless somebody has and says who it is.
+    /// Blocks until a process connects, unless one has connected and is still identifying itself.
     pub(super) fn wait(&mut self) {
         if self.callers.is_empty() && self.listener.set_nonblocking(false).is_ok() {
             self.accept();
@@ -53,7 +53,7 @@ impl Acceptor {
         }
     }
 
-    /// False: nobody has come.
+    /// Returns false if nobody has come.
     fn accept(&mut self) -> bool {
         let Ok((stream, from)) = self.listener.accept() else { return false };
         if stream.set_nonblocking(true).is_ok() {
@@ -63,9 +63,9 @@ impl Acceptor {
         true
     }
 
-    /// Those who have said who they are since the last time.
+    /// The processes that have identified themselves since the last time.
     pub(super) fn poll(&mut self) -> Vec<Come> {
-        // More come in the next turn.
+        // More are accepted in the next turn.
         let _all = (0..MOST).all(|_| self.accept());
         let mut come = Vec::new();
         for mut caller in std::mem::take(&mut self.callers) {

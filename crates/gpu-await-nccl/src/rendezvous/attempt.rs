@@ -1,4 +1,4 @@
-//! [`Attempt`]: an attempt of this process to meet others. One that was given up, as its future was dropped, ends a moment later: the next
+//! [`Attempt`]: this process's attempt to meet others. An attempt that was given up, because its future was dropped, ends a moment later: the next
 //! one at that address begins then, or it would find its own ranks taken, or the address in use.
 #![forbid(unsafe_code)]
 
@@ -24,9 +24,9 @@ struct Known {
 pub(super) struct Attempt(u64);
 
 impl Attempt {
-    /// Blocks while one runs at that place that was given up.
+    /// Blocks while an attempt at that place that was given up is still running.
     pub(super) fn begin(meeting: &Meeting) -> Attempt {
-        // ORDERING: Relaxed: each gets another number.
+        // ORDERING: Relaxed: each gets a different number.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let (place, patience) = ((meeting.address.clone(), meeting.tag()), &meeting.patience);
         loop {

@@ -1,13 +1,13 @@
-//! [`Coordinator`]: the process that the others of a world come to. It knows who is there, and when all are connected: rank 0's for a group,
-//! and for an id the one that made it, whose own ranks come to it as others do.
+//! [`Coordinator`]: the process that the others of a world come to. It knows which have come, and when all are connected: for a group it is rank
+//! 0's process, and for an id the one that made it, whose own ranks come to it as others do.
 //!
 //! | stage | left when | a visitor that ends |
 //! |---|---|---|
 //! | ranks come | all are there: each is sent the table | is forgotten: its ranks may come again |
 //! | they connect | all have said that they are connected: each is told to go on | ends it for all |
 //!
-//! A visitor ends when its connection does, or when it stays past its own limit, as a process that is stopped does. A little before that limit
-//! it is told who is missing.
+//! A visitor ends when its connection does, or when it stays past its own limit, as a stopped process does. Shortly before that limit it is told
+//! which ranks are missing.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -31,20 +31,20 @@ pub(super) struct Coordinator {
     /// Ranks that are here from the start.
     own: Vec<usize>,
     visitors: Vec<Visitor>,
-    /// What was wrong with others.
+    /// The errors of refused processes.
     refused: Vec<Error>,
     is_complete: bool,
 }
 
-/// What a turn has come to.
+/// The outcome of a turn.
 pub(super) enum Turn {
-    /// Ranks come.
+    /// Ranks are still coming.
     Coming,
-    /// All are there, and connect.
+    /// All are there, and are connecting.
     Connecting,
     /// All have connected, and were told to go on.
     Connected(Vec<Peer>),
-    /// These have ended while all connected, and the others were told.
+    /// These ended while all were connecting, and the others were told.
     Ended(Vec<usize>),
 }
 
@@ -52,9 +52,9 @@ pub(super) enum Turn {
 struct Visitor {
     entry: Entry,
     stream: TcpStream,
-    /// When it wants to know who is missing.
+    /// When to tell it which ranks are missing.
     tell_at: Option<Instant>,
-    /// When it should have gone.
+    /// When it should be gone.
     end: Option<Instant>,
     out: Vec<u8>,
     is_connected: bool,
@@ -75,7 +75,7 @@ impl Meeting {
             let come = acceptor.as_mut().map(Acceptor::poll).unwrap_or_default();
             match coordinator.turn() {
                 Turn::Coming => {}
-                // Strangers are not listened to any more, and neither are those who come late.
+                // From here on neither strangers nor latecomers are heard.
                 Turn::Connecting => acceptor = None,
                 Turn::Connected(peers) => return Ok(peers),
                 Turn::Ended(ranks) => return Err(self.ended(ranks)),
@@ -84,7 +84,7 @@ impl Meeting {
             of_group.for_each(|come| coordinator.welcome(come));
             if self.patience.is_over() {
                 let missing = coordinator.missing();
-                // One that gives up only ends its connections.
+                // A process that gives up only ends its connections.
                 if self.patience.is_wanted() {
                     coordinator.say_last(&ranks_of(MISSING, &missing));
                 }
@@ -106,8 +106,8 @@ impl Coordinator {
         self.visitors.is_empty()
     }
 
-    /// Hears the visitors, and tells them what they wait for; does not block. In front of those who are [welcomed](Self::welcome): one that
-    /// has ended may come again.
+    /// Reads from the visitors, and tells them what they wait for; does not block. Runs before new ones are [welcomed](Self::welcome): a
+    /// process that has ended may come again.
     pub(super) fn turn(&mut self) -> Turn {
         if !self.is_complete {
             self.visitors.retain_mut(Visitor::turn);
@@ -137,7 +137,7 @@ impl Coordinator {
         Turn::Connected(self.visitors.drain(..).map(peer).collect())
     }
 
-    /// A process has come. It is refused if one of its ranks is here, or its world is another one.
+    /// A process has come. It is refused if one of its ranks is here already, or its world is a different one.
     pub(super) fn welcome(&mut self, Come { hello, mut stream, from }: Come) {
         let Hello { tag: _, world, limit, port, ranks } = hello;
         let (expected, here) = (self.world, self.ranks_of(|_| true));
@@ -148,7 +148,7 @@ impl Coordinator {
             (Error::DuplicateRank { rank }, DUPLICATE, rank)
         } else {
             let entry = Entry { address: SocketAddr::new(from.ip(), port).to_string(), ranks };
-            // Early enough to reach it.
+            // Early enough for the message to arrive.
             let margin = (limit / 8).clamp(NAP, Duration::from_millis(500));
             let after = |wait| Instant::now().checked_add(wait);
             let (tell_at, end) = (after(limit.saturating_sub(margin)), after(limit + HELLO));
@@ -159,23 +159,23 @@ impl Coordinator {
         if self.refused.len() < MOST_REFUSED {
             self.refused.push(error);
         }
-        // A new connection takes a few bytes at once.
+        // A new connection has room for a few bytes.
         stream.write_all(&[&[code][..], &(number as u32).to_le_bytes()].concat()).ok();
     }
 
-    /// Those of this process and of these visitors.
+    /// The ranks of this process and of the chosen visitors.
     fn ranks_of(&self, is_one: impl Fn(&Visitor) -> bool) -> HashSet<usize> {
         let visitors = self.visitors.iter().filter(|visitor| is_one(visitor));
         visitors.flat_map(|visitor| &visitor.entry.ranks).chain(&self.own).copied().collect()
     }
 
-    /// Those that have not come, or, where all have, not connected.
+    /// The ranks that have not come or, where all have, not connected.
     fn missing(&self) -> Vec<usize> {
         let here = self.ranks_of(|visitor| !self.is_complete || visitor.is_connected);
         (0..self.world).filter(|rank| !here.contains(rank)).collect()
     }
 
-    /// Tells those whose limit is near.
+    /// Tells the visitors whose limit is near.
     fn tell_who_is_missing(&mut self) {
         let now = Instant::now();
         let is_due = |visitor: &Visitor| visitor.tell_at.is_some_and(|at| at <= now);
@@ -188,7 +188,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells all of them, without waiting long.
+    /// Tells all visitors, without waiting long.
     fn say_last(&mut self, bytes: &[u8]) {
         self.visitors.iter_mut().for_each(|visitor| visitor.out.extend(bytes));
         let end = Instant::now() + LAST_WORDS;
@@ -206,7 +206,7 @@ impl Coordinator {
 }
 
 impl Visitor {
-    /// Writes and reads what there is. False: it has ended.
+    /// Writes and reads what it can. Returns false if the visitor has ended.
     fn turn(&mut self) -> bool {
         if !self.flush() || self.end.is_some_and(|end| end <= Instant::now()) {
             return false;
@@ -222,7 +222,7 @@ impl Visitor {
         }
     }
 
-    /// False: it has ended.
+    /// Returns false if the visitor has ended.
     fn flush(&mut self) -> bool {
         while !self.out.is_empty() {
             match self.stream.write(&self.out) {

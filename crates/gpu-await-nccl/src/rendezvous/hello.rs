@@ -1,4 +1,4 @@
-//! [`Hello`] and the table of [`Entry`]s: what processes say of themselves at a rendezvous, as bytes.
+//! [`Hello`] and the table of [`Entry`]s: what processes say about themselves at a rendezvous, as bytes.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -9,10 +9,10 @@ use super::MOST_RANKS;
 
 const MAGIC: &[u8; 8] = b"gpuawait";
 const VERSION: u32 = 7;
-/// A hello without its ranks.
+/// The length of a hello without its ranks.
 const FIXED: usize = 8 + 4 + 16 + 4 + 4 + 2 + 4;
 
-/// Whose meeting it is; a group's is zero.
+/// Identifies the meeting; a group's is zero.
 pub(super) type Tag = [u8; 16];
 
 pub(super) struct Hello {
@@ -63,7 +63,7 @@ impl Hello {
         Ok(Hello { tag, world, limit, port, ranks })
     }
 
-    /// How long a hello is that begins with these bytes, as far as they say; none if it is no hello.
+    /// The length of the hello that begins with these bytes, as far as they tell; `None` if it is not a hello.
     pub(super) fn length(bytes: &[u8]) -> Option<usize> {
         let start = MAGIC.len().min(bytes.len());
         if bytes[..start] != MAGIC[..start] {

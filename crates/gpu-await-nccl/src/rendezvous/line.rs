@@ -1,4 +1,4 @@
-//! Reading and writing with one deadline for all of it, however slowly the other side goes.
+//! Reading and writing with one deadline for all of it, however slow the other side is.
 #![forbid(unsafe_code)]
 
 use std::io::{ErrorKind, Read, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::LAST_WORDS;
 use crate::patience::{LOOK, Patience};
 
-/// A blocking stream, and how long it may take.
+/// A blocking stream, and the deadline for using it.
 pub(super) struct Line<'a> {
     stream: &'a TcpStream,
     patience: &'a Patience,
@@ -20,7 +20,7 @@ impl<'a> Line<'a> {
         Ok(Line { stream, patience })
     }
 
-    /// Tries until the deadline; each try is as long as the stream waits.
+    /// Tries until the deadline; each try lasts as long as the stream blocks.
     fn until_over(
         &self,
         wait: impl Fn(&TcpStream, Option<Duration>) -> std::io::Result<()>,
@@ -55,7 +55,7 @@ impl Write for Line<'_> {
     }
 }
 
-/// Says that this side goes, and waits a moment for the other one to hear it.
+/// Says that this side is leaving, and waits a moment for the other one to hear it.
 pub(super) fn leave(mut stream: &TcpStream) {
     stream.shutdown(Shutdown::Write).ok();
     let end = Instant::now() + LAST_WORDS;

@@ -1,5 +1,5 @@
-//! The ids of host devices that this process makes, and the thread that coordinates their ranks: processes that share an id and nothing else
-//! come to the one that made it, which may have ranks or none.
+//! The ids of host devices that this process makes, and the thread that coordinates their ranks: processes that share nothing but an id
+//! come to the process that made it, which may have ranks or none.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
@@ -18,18 +18,18 @@ use crate::error::{Error, Result};
 use crate::{stats, system};
 use gpu_await::sibling::PerProcess;
 
-/// What an id tells of where its ranks meet.
+/// Where the ranks of an id meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) tag: [u8; 16],
-    /// What the process that made it answers, and nobody else knows.
+    /// The answer of the process that made it, which nobody else knows.
     pub(crate) proof: u64,
     pub(crate) port: u16,
     /// In the order in which they are tried.
     pub(crate) addresses: Vec<Ipv4Addr>,
 }
 
-/// What this process makes ids with. Nobody else can make one that it takes.
+/// The secrets that this process makes ids with. Nobody else can make one that it accepts.
 struct Root {
     port: u16,
     key: RandomState,
@@ -40,7 +40,7 @@ pub(crate) fn place(number: u64) -> Result<Place> {
     let root = Root::get()?;
     let mut addresses = system::addresses();
     addresses.truncate(Place::MOST_ADDRESSES - 1);
-    // Last: on another host it is somebody else's.
+    // Last, because on another host this address is a different machine.
     addresses.push(Ipv4Addr::LOCALHOST);
     let (tag, proof) = root.sign(root.key.hash_one(("number", number)));
     Ok(Place { tag, proof, port: root.port, addresses })
@@ -53,7 +53,7 @@ impl Place {
         self.addresses.iter().map(|address| SocketAddr::from((*address, self.port))).collect()
     }
 
-    /// What its ranks say: it takes all of an id to know it.
+    /// What its ranks say: only the whole id reveals it.
     pub(super) fn password(&self) -> Tag {
         password(self.tag, self.proof)
     }
@@ -72,7 +72,7 @@ impl Root {
         let mut root = ROOT.get().lock();
         match *root {
             Some(root) => Ok(root),
-            // If this is refused, the next call tries again.
+            // If starting fails, the next call tries again.
             None => Ok(root.insert(Root::start()?)),
         }
     }
@@ -91,7 +91,7 @@ impl Root {
         Ok(root)
     }
 
-    /// Those who have not proved to know an id get no further than the acceptor.
+    /// Processes that have not proved to know an id get no further than the acceptor.
     fn coordinate(&self, mut acceptor: Acceptor) {
         let mut coordinators: HashMap<u64, Coordinator> = HashMap::new();
         // Each id is good for one communicator.
@@ -115,7 +115,7 @@ impl Root {
                 if come.hello.tag != password(tag, proof) || world > MOST_RANKS {
                     continue;
                 }
-                // A new connection takes a few bytes at once.
+                // A new connection has room for a few bytes.
                 come.stream.write_all(&proof.to_le_bytes()).ok();
                 if used.contains(&number) {
                     come.stream.write_all(&[USED]).ok();
@@ -131,7 +131,7 @@ impl Root {
     fn sign(&self, number: u64) -> (Tag, u64) {
         let mut tag = [0; 16];
         tag[..8].copy_from_slice(&number.to_le_bytes());
-        // The child of a fork may have the keys of its parent.
+        // A forked child may have the keys of its parent.
         let hash = |what| self.key.hash_one((what, std::process::id(), number));
         tag[8..].copy_from_slice(&hash("tag").to_le_bytes());
         (tag, hash("proof"))
@@ -142,7 +142,7 @@ fn number_of(tag: Tag) -> u64 {
     tag[..8].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
-/// The proof itself is the answer.
+/// The proof itself is the answer, so it is not sent.
 fn password(mut tag: Tag, proof: u64) -> Tag {
     tag[8..].iter_mut().zip(proof.to_le_bytes()).for_each(|(byte, proof)| *byte ^= proof);
     tag

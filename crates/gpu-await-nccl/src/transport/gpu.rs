@@ -2,7 +2,7 @@
 //!
 //! # Blocking communicators, aborted in two steps
 //! NCCL's non-blocking communicators start a thread for every call, and return before the work is on its stream; a call would cost
-//! some 20 µs more, and its ticket would be in front of its work. So communicators are blocking: a call returns when the work is on
+//! some 20 µs more, and its ticket would come before its work. So communicators are blocking: a call returns when the work is on
 //! the stream, which takes NCCL 5 µs, or a few milliseconds where it connects ranks that were not connected yet.
 //!
 //! Where such a call waits for a rank that does not come, an abort must end it without freeing the handle under it. `ncclCommAbort`
@@ -16,8 +16,8 @@
 //! | 4 | when nothing is pending ([`Quiet`](crate::quiet::Quiet)) the group ends: the handle is freed; if graphs have its work, when the last of them is gone | refused |
 //!
 //! # Invariants
-//! 1. A handle is freed once, by whoever sets `ending`, and behind the last call that uses it: calls are made under `calling`, and
-//!    look at `ending` there.
+//! 1. A handle is freed once, by the thread that sets `ending`, and after the last call that uses it: calls are made under `calling`, and
+//! check `ending` there.
 //! 2. NCCL's threads are asked for errors only while the handle lives: under `freed`.
 
 mod shrink;
@@ -43,7 +43,7 @@ use crate::{stats, system};
 pub(crate) struct GpuTransport {
     comms: Arc<Comms>,
     world: usize,
-    /// Of this process.
+    /// The ranks of this process.
     ranks: Vec<usize>,
     group: Option<Peers>,
 }
@@ -51,9 +51,9 @@ pub(crate) struct GpuTransport {
 /// The other ranks of a group, whose end NCCL may not see.
 struct Peers {
     channel: Arc<Channel>,
-    /// Of the first of them: the end of another process is told to all.
+    /// The inbox of its first rank: the end of another process is reported to all.
     inbox: Arc<Inbox>,
-    /// When the end of one was seen first.
+    /// When the end of one was first seen.
     ended: Mutex<Option<Instant>>,
 }
 
@@ -63,7 +63,7 @@ impl Peers {
         Peers { channel, inbox, ended: Mutex::default() }
     }
 
-    /// Why what is pending will not end.
+    /// Why pending work will not end.
     fn look(&self) -> Option<LostCause> {
         if let Some(cause) = self.inbox.failed() {
             return Some(cause);
@@ -85,11 +85,11 @@ struct Comms {
     streams: Vec<Stream>,
     /// Held by the call that is running.
     calling: Mutex<()>,
-    /// Somebody frees the handles, or did.
+    /// A thread is freeing the handles, or has.
     ending: AtomicBool,
-    /// Held while the handles are looked at, and while they are freed.
+    /// Held while the handles are used to look for errors, and while they are freed.
     freed: Mutex<bool>,
-    /// A share for each graph with its calls.
+    /// Each graph with its calls holds a reference.
     graphs: Arc<()>,
 }
 
@@ -105,7 +105,7 @@ impl GpuTransport {
         let (nccl, driver) = (Nccl::get()?, Driver::get()?);
         system::wait_at_exit();
         nccl.group_start()?;
-        // They stay where they are until the group has ended.
+        // The handles must not move until the group has ended.
         let mut handles = vec![Comm::NONE; ranks.len()];
         let mut failed = None;
         for ((local, context), handle) in ranks.iter().zip(&contexts).zip(&mut handles) {
@@ -126,13 +126,13 @@ impl GpuTransport {
             nccl.group_end()
         };
         if let Some(error) = failed.or(ended.err()) {
-            // What the handles of a failed initialization still have is NCCL's to know; nobody uses them.
+            // Only NCCL knows what the handles of a failed initialization still hold; nobody uses them.
             return Err(error);
         }
         GpuTransport::of(handles, world, ranks, contexts, channel)
     }
 
-    /// Of handles that are connected.
+    /// Makes it from connected handles.
     fn of(
         handles: Vec<Comm>,
         world: usize,
@@ -226,7 +226,7 @@ impl Transport for GpuTransport {
         let current = unsafe { comms.driver.enter(comms.contexts[first.at]) };
         let _current = current.map_err(cause_of)?;
         let put = |placed: &Placed<'_, '_>, call: &Call| {
-            // The loan of the memory ends behind this call.
+            // The loan of the memory ends after this call.
             let lane = Lane { comm: comms.handles[placed.at], stream: placed.loan.raw_stream() };
             // SAFETY: the memory is lent to the stream of that rank; the handle is live, as calls are refused before it
             // is freed, under the lock that is held here.
@@ -241,7 +241,7 @@ impl Transport for GpuTransport {
         let put = parts
             .iter()
             .try_for_each(|placed| placed.calls.iter().try_for_each(|call| put(placed, call)));
-        // Always: a group that is not ended would swallow the thread's next calls.
+        // Always: a group left open would swallow the thread's next calls.
         let ended = comms.nccl.group_end();
         put.and(ended).map_err(cause_of)
     }
@@ -300,7 +300,7 @@ impl Transport for GpuTransport {
             // SAFETY: the handle is live: it is freed under the lock that is held here.
             unsafe { comms.nccl.async_error(*handle) }
         });
-        // In progress is no error.
+        // In progress is not an error.
         let code = errors.into_iter().find(|code| *code != 0 && *code != IN_PROGRESS)?;
         Some(LostCause::Nccl { code, text: comms.nccl.text(code) })
     }
@@ -317,7 +317,7 @@ impl Transport for GpuTransport {
         // NCCL's orderly end may wait for a peer that is gone.
         let is_orderly = matches!(self.refusal(), None | Some(LostCause::PeerLeft { .. }));
         let finalized = is_orderly.then(|| self.comms.finalize()).flatten();
-        // Before the handles are freed, which waits for communicators that may wait for a call of these ranks.
+        // Before the handles are freed, since that waits for communicators that may wait for a call of these ranks.
         if let Some(group) = &self.group {
             group.channel.leave(&self.ranks);
         }
@@ -345,20 +345,20 @@ impl Comms {
             // behind the one that is running.
             let _told = unsafe { self.nccl.abort_in_group(*handle) };
         }
-        // Not held until the end, for which NCCL waits while there are graphs.
+        // Not held until the end, when NCCL waits as long as there are graphs.
         drop(self.calling.lock());
         // Kernels that are told to stop do so when they run, which may be behind other work.
         for stream in &self.streams {
             let _complete = stream.synchronize();
         }
-        // NCCL would wait for them while nothing may begin.
+        // NCCL would wait for the graphs in a state in which nothing may begin.
         while Arc::strong_count(&self.graphs) > 1 && !stats::is_ending() {
             thread::sleep(LOOK);
         }
         stats::quiet().free(|| drop(self.nccl.group_end()));
     }
 
-    /// The first half of an orderly end, with the context for the second one; none if another thread ends them, or did.
+    /// The first half of an orderly end, with the context for the second; `None` if another thread is ending the handles, or has.
     fn finalize(&self) -> Option<Current> {
         if self.ending.swap(true, Ordering::SeqCst) {
             return None;
@@ -391,7 +391,7 @@ fn aborted(rank: usize) -> Error {
     Error::Lost(CollectiveLost { rank, cause: LostCause::Aborted })
 }
 
-/// How often the thread of an abort looks whether graphs are gone.
+/// How often an aborting thread checks whether graphs are gone.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// `ncclInProgress`.

@@ -1,8 +1,8 @@
 //! The host twin: collectives of host devices, by functions on their streams that exchange elements and reduce them in the order of the
 //! ranks.
 //!
-//! A rank's calls of one group are one function: it sends everything first, which waits for nobody, then receives, and then waits until
-//! what it sent has been taken, up to a bound.
+//! A rank's calls of one group are one function: it sends everything first, without waiting, then receives, and then waits until what
+//! it sent has been taken, up to a bound.
 //!
 //! # Calls that disagree
 //! Each collective call begins with its signature (verb, reduction, root, type, length), which goes to the next rank of a ring and is
@@ -11,7 +11,7 @@
 //! hang, or worse.
 //!
 //! # Invariants
-//! 1. The function tells of its failure before it returns: nobody has seen its ticket complete.
+//! 1. The function reports its failure before it returns: nobody has seen its ticket complete by then.
 //! 2. Memory is touched only inside the function, between the beginning and the end of its loan on that stream.
 
 use std::sync::{Arc, Weak};
@@ -54,7 +54,7 @@ impl HostTransport {
 
 impl Transport for HostTransport {
     fn operations(&self) -> u64 {
-        // And the function.
+        // Two for the loan, and one for the function.
         3
     }
 
@@ -99,7 +99,7 @@ impl Transport for HostTransport {
             rank: local.rank,
             world: self.world,
             calls: calls.to_vec(),
-            // Those of its launches are the communicator's, which it loses if it fails.
+            // The outcomes of its launches belong to the communicator, which is lost if the function fails.
             outcome: None,
             owner: owner.clone(),
         };
@@ -114,7 +114,7 @@ impl Transport for HostTransport {
         false
     }
 
-    /// Its ranks meet again by their channel.
+    /// Its ranks meet again through their channel.
     fn shrink(&self, _: &[LocalRank], _: Shrink<'_>) -> Result<Box<dyn Transport>, Error> {
         Err(Error::CannotShrink { reason: ShrinkRefusal::NotLinked })
     }
@@ -141,7 +141,7 @@ impl Transport for HostTransport {
 impl Work {
     fn run(&self) {
         let calls = || self.calls.iter();
-        // Nothing is copied for one that is lost.
+        // Nothing is copied if the communicator is lost.
         let done = (self.inbox.failed().map_or(Ok(()), Err))
             .and_then(|()| calls().try_for_each(|call| self.post(call)))
             .and_then(|()| calls().try_for_each(|call| self.finish(call)))
@@ -155,7 +155,7 @@ impl Work {
         }
     }
 
-    /// Sends what others need of a call.
+    /// Sends what others need for a call.
     fn post(&self, call: &Call) -> Lost<()> {
         let own = call.bytes();
         self.sign(call)?;
@@ -172,7 +172,7 @@ impl Work {
         }
     }
 
-    /// Receives what a call needs of others, and writes its result.
+    /// Receives what a call needs from others, and writes its result.
     fn finish(&self, call: &Call) -> Lost<()> {
         let own = call.bytes();
         self.compare(call)?;
@@ -191,7 +191,7 @@ impl Work {
                 reduce(call.element, by, &slices(&all), bytes_mut(call.to, own));
             }
             Verb::Broadcast(root) if self.rank != root => self.receive_into(call, root, 0)?,
-            // In place there is nothing to do: who receives and who sends have the same memory.
+            // In place there is nothing to do: input and output are the same memory.
             Verb::Broadcast(_) => write(call.to, &read(call.from, own)),
             Verb::AllGather => {
                 write(call.to + (self.rank * own) as u64, &read(call.from, own));
@@ -224,7 +224,7 @@ impl Work {
         self.others().try_for_each(|peer| self.post_to(call, peer, data.clone()))
     }
 
-    /// The call's bytes from a place on.
+    /// Sends the call's bytes, starting at an offset.
     fn send(&self, call: &Call, peer: usize, at: usize) -> Lost<()> {
         self.post_to(call, peer, read(call.from + at as u64, call.bytes()))
     }
@@ -235,7 +235,7 @@ impl Work {
         self.channel.send(self.rank, peer, message)
     }
 
-    /// Of what all ranks have to call alike.
+    /// Whether all ranks must make the same call.
     fn is_collective(&self, call: &Call) -> bool {
         self.world > 1 && !matches!(call.verb, Verb::Send(_) | Verb::Receive(_))
     }
@@ -250,7 +250,7 @@ impl Work {
         self.channel.send(self.rank, (self.rank + 1) % self.world, Message { purpose, head, data })
     }
 
-    /// Compares a call with that of the previous rank.
+    /// Compares a call's signature with that of the previous rank.
     fn compare(&self, call: &Call) -> Lost<()> {
         if !self.is_collective(call) {
             return Ok(());
@@ -259,7 +259,7 @@ impl Work {
         self.next(call, peer, Purpose::Signature).map(drop)
     }
 
-    /// Tells a rank that this one waits for its send, if it does.
+    /// Tells a rank that this one is waiting for its send, if it is.
     fn say_that_it_waits(&self, call: &Call, peer: usize) -> Lost<()> {
         if peer == self.rank {
             return Ok(());
@@ -269,7 +269,7 @@ impl Work {
         self.channel.send(self.rank, peer, Message { purpose, head, data })
     }
 
-    /// The next message of a rank, which has to be of the same call.
+    /// The next message of a rank, which must belong to the same call.
     fn next(&self, call: &Call, peer: usize, purpose: Purpose) -> Lost<Arc<[u8]>> {
         loop {
             let (message, told) = self.inbox.receive(peer, self.is_collective(call))?;
@@ -281,7 +281,7 @@ impl Work {
                 Purpose::Waits(number) => self.inbox.has_not_sent(peer, number),
                 _ => false,
             };
-            // It has come meanwhile.
+            // The message has come meanwhile.
             if matches!(theirs, Purpose::Waits(_)) && !waits_in_vain {
                 continue;
             }
@@ -289,7 +289,7 @@ impl Work {
                 let calls = [call.signature().to_string(), head.to_string()];
                 return Err(LostCause::Mismatch { ranks: [self.rank, peer], calls });
             }
-            // Where every rank does what it says, both are what is expected.
+            // If every rank does what it says, both are as expected.
             let expected = if purpose == Purpose::Data { call.message_bytes() } else { 0 };
             if theirs != purpose || data.len() != expected {
                 let (found, head) = (data.len(), head.to_string());
@@ -310,7 +310,7 @@ impl Work {
         Ok(())
     }
 
-    /// What every rank has, in their order.
+    /// The data of all ranks, in order.
     fn gather(&self, call: &Call, own: Arc<[u8]>) -> Lost<Vec<Arc<[u8]>>> {
         let of = |peer| if peer == self.rank { Ok(own.clone()) } else { self.receive(call, peer) };
         (0..self.world).map(of).collect()
@@ -321,7 +321,7 @@ fn slices(all: &[Arc<[u8]>]) -> Vec<&[u8]> {
     all.iter().map(|data| &**data).collect()
 }
 
-/// A copy of lent memory: what is read and what is written may be the same.
+/// A copy of lent memory: input and output may be the same.
 fn read(address: u64, bytes: usize) -> Arc<[u8]> {
     if bytes == 0 {
         return Arc::new([]);

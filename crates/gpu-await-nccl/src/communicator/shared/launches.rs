@@ -2,8 +2,8 @@
 //!
 //! | a launch | is |
 //! |---|---|
-//! | is submitted | entered as pending, in front of its work; refused if the communicator is lost |
-//! | is refused as its input failed | the end of the communicator: the other ranks would take the next call for it |
+//! | is submitted | entered as pending, before its work; refused if the communicator is lost |
+//! | is refused because its input failed | the end of the communicator: the other ranks would take the next call for it |
 //! | is pending when the communicator is lost | failed with it |
 //! | is known to be complete | forgotten |
 
@@ -20,15 +20,15 @@ use crate::call::Call;
 use crate::error::Error;
 use crate::stats;
 
-/// How often a thread looks whether launches are complete.
+/// How often a thread checks whether launches are complete.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What orders the calls of a rank that are in graphs among themselves and with others: NCCL's kernels of one communicator must not run
-/// side by side, and the twin's functions neither. Each declares that it overwrites this memory: a call that is refused, and whose
-/// outputs count as failed, is nobody's input.
+/// Orders the calls of a rank that are in graphs, among themselves and with others: NCCL's kernels of one communicator must not run
+/// concurrently, nor may the twin's functions. Each call declares that it overwrites this memory: so no call is an input of another, even if it
+/// is refused and its outputs count as failed.
 pub(super) struct InOrder {
     memory: Mutex<DeviceBuffer<u8>>,
-    /// Some call is in a graph: others need it too.
+    /// Some call is in a graph: the others need it too.
     is_needed: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl InOrder {
 }
 
 impl Shared {
-    /// Orders the stream of a rank with the graphs that have calls of it, in front of a call and behind it.
+    /// Orders the stream of a rank with the graphs that contain its calls, both before and after a call.
     pub(super) fn stay_in_order(&self, at: usize) -> gpu_await::Result<()> {
         let order = &self.order[at];
         if order.is_needed.load(Ordering::SeqCst) {
@@ -51,18 +51,18 @@ impl Shared {
         Ok(())
     }
 
-    /// What a call of a rank that is in a graph overwrites.
+    /// The memory that a rank's call in a graph overwrites.
     fn in_order(&self, at: usize) -> gpu_await::Result<MutexGuard<'_, DeviceBuffer<u8>>> {
         let order = &self.order[at];
         if !order.is_needed.swap(true, Ordering::SeqCst) {
-            // What was called before is in front.
+            // Calls made earlier come first.
             self.stay_in_order(at)?;
         }
         Ok(order.memory.lock())
     }
 
     /// Has calls of a rank captured together in the graph of a queue. They use the memory of all of them and what is
-    /// [in order](Self::in_order), and keep the communicator. Of calls that were refused nothing is captured.
+    /// [in order](Self::in_order), and keep the communicator. Nothing is captured if one was refused.
     pub(crate) fn capture(
         &self,
         (at, op): (usize, &'static str),
@@ -96,7 +96,7 @@ impl Shared {
             self.begin_call()?;
             let captured = self.transport.capture((at, local), queue, &calls, &self.owner());
             self.end_call();
-            // Why it was told to stop, if it was.
+            // If it was told to stop, say why.
             captured.map_err(|error| self.lost().unwrap_or(error))
         };
         let capture = |queue: &RawQueue<'_>, _| put(queue).map_err(Error::into_source);
@@ -107,7 +107,7 @@ impl Shared {
         captured.inspect_err(|error| self.not_made(at, error))
     }
 
-    /// A graph that has a call of its is being launched, or that is refused.
+    /// A graph with a call of this communicator is being launched, or is refused.
     fn launched(&self, at: usize, outcome: WorkOutcome) -> Result<(), Error> {
         if let Some(refused) = outcome.failure() {
             self.not_made(at, &refused);
@@ -131,7 +131,7 @@ impl Shared {
                 while has_any() {
                     std::thread::sleep(LOOK);
                 }
-                // Nobody waits any more.
+                // The receiver may be gone.
                 send.send(()).ok();
             })?);
             receive.await.ok();
@@ -146,7 +146,7 @@ impl Shared {
         state.pending.iter().any(|pending| pending.launch.is_some())
     }
 
-    /// Asks the devices, outside of the lock, in the order in which they are forgotten.
+    /// Polls the devices, outside the lock, in the order in which launches are forgotten.
     pub(super) fn ask_launches(&self) {
         let launches: Vec<_> = {
             let state = self.state.lock();

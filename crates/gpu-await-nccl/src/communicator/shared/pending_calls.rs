@@ -37,7 +37,7 @@ impl<'a> PendingCalls<'a> {
                 None => Uses::new(op),
             },
             Some(first) if self.calls.len() == 1 => {
-                // It has the name of the first call.
+                // The first call gave its name.
                 let mut all = Uses::new("group");
                 all.includes(first);
                 all
@@ -53,7 +53,7 @@ impl<'a> PendingCalls<'a> {
         (self.uses.unwrap_or_else(|| Uses::new("group")), self.calls)
     }
 
-    /// Refuses the calls: what they would have written counts as failed.
+    /// Refuses the calls: their outputs count as failed.
     pub(crate) fn refuse(self, local: &LocalRank, error: &Error) {
         if let Some(uses) = self.uses {
             refuse(local, uses, error.clone()).abandon();

@@ -1,5 +1,5 @@
-//! Calls that do not return before an abort: a transport that waits in each of them for a rank that never comes, as NCCL does where it
-//! connects ranks; but for a barrier in a graph, which does nothing. And calls that do not reach it.
+//! Calls that do not return before an abort: the transport waits in each for a rank that never comes, as NCCL does where it connects
+//! ranks; except for a barrier in a graph, which does nothing. And calls that do not reach the transport.
 #![forbid(unsafe_code)]
 
 use std::sync::mpsc::channel;
@@ -122,7 +122,7 @@ fn a_limit_ends_a_call_that_waits() {
 
 #[test]
 fn a_limit_ends_a_capture_that_waits() {
-    // Alone, and with a launch that is pending on the same stream, which is locked during the capture.
+    // Alone, and with a pending launch on the same stream, which is locked during the capture.
     for has_pending in [false, true] {
         let error = made(move |comm, device| {
             let first = device.graph::<(InOut<f32>,), _, _>(comm.clone(), |q, comm, (mut x,)| {
@@ -147,7 +147,7 @@ fn a_limit_ends_a_capture_that_waits() {
     }
 }
 
-/// In front of each call and each capture the communicator asks whether another rank has ended.
+/// Before each call and each capture the communicator checks whether another rank has ended.
 #[test]
 fn a_refused_call_reaches_no_transport() {
     let makes: [fn(&Communicator, &Device) -> Op<()>; 2] = [
@@ -164,7 +164,7 @@ fn a_refused_call_reaches_no_transport() {
         let refusal = Some(LostCause::PeerLeft { rank: 1 });
         let (comm, device) = communicator(Stuck { refusal, ..Stuck::default() });
         assert_eq!(comm.lost().expect("it has left").origin(), 1);
-        // If it did, that would end it.
+        // If it reached the transport, the limit would end it.
         comm.set_limit(Some(SOON));
         let error = call(&comm, &device).submitted().unwrap_err();
         let lost = Error::lost(&error).expect("lost");

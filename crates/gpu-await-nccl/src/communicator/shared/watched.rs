@@ -1,4 +1,4 @@
-//! What the [watchdog](crate::watchdog) sees of a communicator, and a [transport](crate::transport).
+//! What the [watchdog](crate::watchdog) and a [transport](crate::transport) see of a communicator.
 //!
 //! | a call, or a launch | is watched |
 //! |---|---|
@@ -22,10 +22,10 @@ use crate::stats;
 use crate::transport::{CallOwner, LocalRank};
 use crate::watchdog::{self, LookedAfter};
 
-/// How long a call of several ranks waits while NCCL frees another communicator, if that returns at all.
+/// How long a call of several ranks waits while NCCL frees another communicator, which may never return.
 const FREE: Duration = Duration::from_secs(1);
 
-/// Something of a communicator is pending, as far as the watchdog has looked.
+/// Some work of a communicator is pending, as of the watchdog's last look.
 pub(super) struct Watched(());
 
 impl Watched {
@@ -42,12 +42,12 @@ impl Drop for Watched {
 }
 
 impl Shared {
-    /// Itself, as the transport knows it.
+    /// The communicator itself, as the transport knows it.
     pub(super) fn owner(&self) -> Weak<dyn CallOwner> {
         self.this.clone()
     }
 
-    /// Has the watchdog look after a call until it [ends](Self::end_call), or is entered.
+    /// Has the watchdog look after a call until it [ends](Self::end_call) or is entered.
     pub(super) fn begin_call(&self) -> Result<Instant, Error> {
         let now = Instant::now();
         if let Some(cause) = self.transport.refusal() {
@@ -77,7 +77,7 @@ impl Shared {
         let waker = Waker::from(Arc::new(LookNow(self.this.clone())));
         let awaits = |local: &LocalRank| {
             let mut loss = local.device.lost();
-            // One that is lost already is seen by the first call.
+            // If it is lost already, the first call sees that.
             let _pending = Pin::new(&mut loss).poll(&mut Context::from_waker(&waker));
             loss
         };
@@ -92,15 +92,15 @@ impl Shared {
             watchdog::watch(self.this.clone());
         }
         if self.ranks.len() > 1 {
-            // Behind that: from here on nothing is freed.
+            // After that: from here on nothing is freed.
             stats::quiet().pass(FREE);
         }
     }
 
-    /// What has lost it on this process's side: its device is lost, or an input of a call failed when that had been made.
+    /// What has lost it on this process's side: its device is lost, or an input of a call failed after the call was made.
     pub(crate) fn own_failure(&self) -> Option<LostCause> {
         for local in &self.ranks {
-            // Asks the device.
+            // This polls the device.
             let _in_flight = local.stream.backlog();
         }
         self.ask_launches();
@@ -151,7 +151,7 @@ impl Wake for LookNow {
     }
 }
 
-/// The end of this process is no loss: peers learn of it from their connections.
+/// The end of this process is not a loss: peers learn of it from their connections.
 fn lost_device(local: &LocalRank) -> Option<LostCause> {
     match pin!(local.device.lost()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(error) if !matches!(error.detail(), ErrorDetail::ProcessEnding { .. }) => {
@@ -162,7 +162,7 @@ fn lost_device(local: &LocalRank) -> Option<LostCause> {
 }
 
 impl State {
-    /// Resolves when it is lost, at once if it is.
+    /// Resolves when the communicator is lost, at once if it already is.
     pub(super) fn loss(&mut self) -> oneshot::Receiver<()> {
         let (waiter, loss) = oneshot::channel();
         self.waiters.retain(|waiter| !waiter.is_canceled());

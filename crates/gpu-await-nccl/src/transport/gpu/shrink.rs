@@ -1,11 +1,11 @@
-//! `ncclCommShrink`: another communicator of some ranks of one, connected by what that has.
+//! `ncclCommShrink`: another communicator of some ranks of one, connected over the connections of that one.
 //!
 //! | flag | the one that shrinks | its work |
 //! |---|---|---|
 //! | default | works on | is complete |
 //! | abort | is lost, and aborted by the caller when this returns | is told to stop, and has stopped when the call returns |
 //!
-//! The abort flag is up for as long as kernels take to stop. A call that connects ranks on another thread looks at it only now and then,
+//! The abort flag is up for as long as kernels take to stop. A call that connects ranks on another thread checks it only now and then,
 //! and may miss it: shrinking waits for such a call, and is refused if that does not return.
 
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ impl GpuTransport {
             return Err(aborted(ranks[0].rank));
         }
         comms.nccl.group_start()?;
-        // They stay where they are until the group has ended.
+        // The handles must not move until the group has ended.
         let mut handles = vec![Comm::NONE; places.len()];
         let mut failed = None;
         for ((place, context), handle) in places.iter().zip(&contexts).zip(&mut handles) {
@@ -53,7 +53,7 @@ impl GpuTransport {
             comms.nccl.group_end()
         };
         if let Some(error) = failed.or(ended.err()) {
-            // As of a failed initialization.
+            // As after a failed initialization.
             return Err(error);
         }
         GpuTransport::of(handles, world, ranks, contexts, channel)
