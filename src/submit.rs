@@ -1,4 +1,4 @@
-//! The one primitive: put an operation on a stream.
+//! The one primitive: putting an operation on a stream.
 //!
 //! [`submit`] validates, orders the stream behind other streams' uses of the same memory, records the operation's own uses, makes the
 //! driver calls and publishes the ticket. Launches, copies, fills and host functions are its callers. An operation's closure sees the
@@ -10,19 +10,19 @@
 //! | waits for other streams | a driver error | nothing of the operation; likewise |
 //! | uses recorded | – | – |
 //! | driver calls, memory lent | a driver error | perhaps a part: see below |
-//! | in verify mode: waiting | the loss of the device | the operation ran, or the device is gone |
+//! | in verify mode: waiting | the loss of the device | the operation ran, or the device is lost |
 //!
-//! If a driver call fails, the ticket stands, lent memory stays lent until it is complete, and the outputs are poisoned. If an allocation
-//! fails, nothing is on the device and nothing is lent.
+//! If a driver call fails, the ticket stays valid, lent memory stays lent until the ticket is complete, and the outputs are poisoned. If
+//! an allocation fails, nothing is on the device and nothing is lent.
 //!
 //! # Invariants
-//! 1. No thread holds two submission locks: markers on other streams are placed before our own lock is taken. The dependencies cannot
-//!    change meanwhile, because the caller borrows the buffers.
+//! 1. No thread holds two submission locks: markers on other streams are placed before the operation's own stream is locked. The
+//!    dependencies cannot change meanwhile, because the caller borrows the buffers.
 //! 2. Memory that the device may touch is in the footprint, so that it outlives the ticket.
 //! 3. Handles of another device are refused before the first driver call, except where they are documented to work
 //!    (`handles_of_another_device_are_refused`).
 //!
-//! [`submit_as`] is the frame. What it asks of the [`Footprint`] follows in the order in which it asks: before the operation's turn, in the
+//! [`submit_as`] is the frame. The methods of [`Footprint`] follow in the order in which it calls them: before the operation's turn, in the
 //! turn, and after a failure.
 
 mod captured;
@@ -84,13 +84,13 @@ use crate::runtime::{Engine, MarkedPoint, Point};
 use crate::thread::role;
 use gpu_await_protocol::hazard::Mode;
 
-/// The driver calls of an operation; they are made once. One type for all but launches, so that a program compiles submission
-/// once and not for each operation that it contains.
+/// The driver calls of an operation; they are made once. One type for all but launches, so that submission is compiled once
+/// per program and not once per operation.
 pub(crate) type Calls<'c> = dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> + 'c;
 
-/// Puts an operation on `stream`; `calls` makes its driver calls, `commands` in number. Returns the
-/// operation's ticket. `at` is where the user submitted it; the flag beside the footprint is what [`Footprint::is_plain`] says of it.
-/// `IS_LAUNCH`: it is one launch and nothing else, so that the next launch may overlap with it.
+/// Puts an operation on `stream`; `calls` makes its driver calls, which are `commands` in number. Returns the operation's ticket.
+/// `at` is where the user submitted it; the flag beside the footprint is [`Footprint::is_plain`]. `IS_LAUNCH`: it is one launch and
+/// nothing else, so the next launch may overlap with it.
 ///
 /// # Errors
 /// See the table of the module.
@@ -153,7 +153,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
             let Some(marker) = &edge.marker else { continue };
             turn.wait_for(&edge.point.stream, marker).inspect_err(|_| {
                 if place > 0 {
-                    // The waits in front of it are on the stream all the same, and end.
+                    // The earlier waits are on the stream already, and will end.
                     turn.publish_nothing(ticket);
                 }
             })?;
@@ -165,7 +165,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
         traced.starts(&raw);
         let result = calls(&raw);
         traced.ends(&raw);
-        // No thread takes it back before the ticket is published. Without memory nothing has used it.
+        // No thread takes the values back before the ticket is published. If there was no memory, nothing has used them.
         if footprint.is_lent() && !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             lent::lend(footprint.take_lent(), turn, ticket);
         }
@@ -179,7 +179,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
         let touched = footprint.makes_buffer()
             || (footprint.is_entered() && footprint.accesses.are_tracked());
         if !IS_LAUNCH {
-            // Memory from the stream's cache puts nothing on the stream, and a fill of it is the driver's own kernel.
+            // Memory from the stream's cache puts nothing on the stream, and its fill is one of the driver's own kernels.
             match footprint.only_makes_a_buffer() {
                 true => turn.stream.overlap.pass_on(ticket),
                 false => turn.stream.overlap.demand_full(ticket),
@@ -245,8 +245,8 @@ fn put_list(stream: &Arc<StreamState>, footprint: &Footprint<'_>, at: &'static L
 }
 
 impl<'a> Footprint<'a> {
-    /// Whether an operation takes nothing but its own calls: all that it touches is memory of the stream's device that waits for nothing
-    /// and is the stream's alone. Then [`prepare`](Self::prepare) has nothing to look for.
+    /// Whether an operation needs nothing but its own calls: it touches only memory of the stream's device that needs no wait and that
+    /// only this stream uses. Then [`prepare`](Self::prepare) has nothing to look for.
     #[inline(always)]
     pub(crate) fn is_plain(&self, stream: &StreamState) -> bool {
         matches!(self.loan, LoanPhase::Neither)
@@ -255,8 +255,8 @@ impl<'a> Footprint<'a> {
             && self.accesses.are_plain(&stream.engine, stream.progress.id)
     }
 
-    /// Everything before an operation takes its ticket: the checks, and the points of other streams that it must wait for. An error
-    /// poisons its outputs.
+    /// Does everything before an operation takes its ticket: makes the checks, and finds the points of other streams to wait for.
+    /// An error poisons its outputs.
     #[inline]
     fn prepare(&mut self, stream: &Arc<StreamState>, is_plain: bool) -> Result<()> {
         let prepared = if is_plain {
@@ -270,7 +270,7 @@ impl<'a> Footprint<'a> {
         prepared.map_err(|error| self.poison(error))
     }
 
-    /// Rejects for a plain operation what [`prepare`](Self::prepare) has against the thread, the device and the stream.
+    /// Makes the checks of [`prepare`](Self::prepare) that a plain operation can fail: of the thread, the device and the stream.
     #[inline]
     fn check_place(&self, stream: &StreamState) -> Result<()> {
         self.validate_place(&stream.engine).and_then(|()| stream.check_moves())
@@ -286,7 +286,7 @@ impl<'a> Footprint<'a> {
         engine.state.lost().map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
-    /// Rejects arguments that are invalid on every device, whatever the contents.
+    /// Rejects arguments that are invalid whatever the memory contains.
     #[inline]
     pub(crate) fn validate(&self, engine: &Engine) -> Result<()> {
         self.validate_place(engine)?;
@@ -309,7 +309,7 @@ impl<'a> Footprint<'a> {
         self.lent().iter().try_for_each(|value| value.check(engine))
     }
 
-    /// Enters reads of other devices' frozen memory: its drop asks its own device's streams alone.
+    /// Tracks reads of other devices' frozen memory: when dropped, it asks only its own device's streams.
     fn enter_frozen_peers(&mut self, engine: &Engine) {
         let frozen = |access: &&mut Access<'_>| matches!(access.tracking, Tracking::Frozen);
         for access in self.accesses.all.iter_mut().filter(frozen) {
@@ -324,7 +324,7 @@ impl<'a> Footprint<'a> {
     #[inline]
     fn find_edges(&mut self, stream: &Arc<StreamState>) -> Result<()> {
         if self.ends_loan() {
-            // Its beginning waited. A failure from here on reaches it through what it reads.
+            // The loan's beginning waited. A later failure reaches the loan through the outcomes of its inputs.
             if let Some(error) = self.accesses.failed(|| self.name.to_arc()) {
                 self.extras().failed_input = Some(error);
             }
@@ -345,7 +345,7 @@ impl<'a> Footprint<'a> {
         if self.accesses.are_tracked() {
             engine.registry.set_exact();
         }
-        // Ours, for a look only, and never together with the other stream's lock below.
+        // This stream's lock, only for this check, and never together with the other stream's lock below.
         stream.with(|turn| {
             edges.retain(|edge| turn.waited_for(edge.point.stream.id) < edge.point.ticket);
         });
@@ -366,18 +366,18 @@ impl<'a> Footprint<'a> {
         if !edges.is_empty() {
             self.extras().after = edges;
         }
-        // Getting an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
+        // Placing an event behind a list puts the list on its stream, where the driver may refuse it: its outputs are then
         // poisoned.
         self.check_contents()
     }
 
-    /// Whether all that would be read is worth reading.
+    /// Checks that all memory to be read holds valid data.
     pub(crate) fn check_contents(&self) -> Result<()> {
         // The contents that a loan reads were checked when it began; its end must succeed whatever happened to them since.
         if self.ends_loan() { Ok(()) } else { self.accesses.check(|| self.name.to_arc()) }
     }
 
-    /// The failure of an input that a submitted end of a loan found.
+    /// Takes the failure of an input that was found at the submitted end of a loan.
     fn take_failed_input(&mut self) -> Option<Error> {
         self.extras.as_mut()?.failed_input.take()
     }
@@ -386,13 +386,13 @@ impl<'a> Footprint<'a> {
 // ---- in its turn -----------------------------------------------------------------------------
 
 impl<'a> Footprint<'a> {
-    /// Whether later uses of the memory are ordered with it.
+    /// Whether it is entered in the hazards, so that later uses of the memory are ordered with it.
     #[inline]
     fn is_entered(&self) -> bool {
         !matches!(self.loan, LoanPhase::Begins)
     }
 
-    /// Whether it is lent anything.
+    /// Whether any values are lent to it.
     #[inline]
     pub(crate) fn is_lent(&self) -> bool {
         !self.lent().is_empty()
@@ -439,7 +439,7 @@ impl Footprint<'_> {
         self.poison_all(error, |mode| mode == Mode::ReadWrite)
     }
 
-    /// [`poison`](Self::poison) of an operation that was entered: a part of it may have run, on inputs that fail later.
+    /// [`poison`](Self::poison) for an operation that was entered: a part of it may have run, on inputs that fail later.
     pub(crate) fn poison_entered(&self, error: Error) -> Error {
         self.poison_all(error, |_| false)
     }
@@ -456,7 +456,7 @@ impl Footprint<'_> {
     }
 }
 
-/// Waits until the operation is complete, and names it if it failed.
+/// Waits until the operation is complete; its failure becomes an error that names it.
 #[cold]
 fn verify(
     stream: &Arc<StreamState>,
@@ -488,7 +488,7 @@ fn explain(stream: &Arc<StreamState>, name: Name<'_>, refusal: Refusal) -> Error
             MemoryInfo::out_of_memory(stream, name.to_arc(), asked_bytes, None)
         }
         Refusal::Closed => stream.engine.closed(),
-        // The other library may have met the loss of the device first.
+        // The other library may have been the first to notice the loss of the device.
         Refusal::Foreign(error) => stream.engine.check_health().err().unwrap_or(error),
     };
     match error.detail() {

@@ -3,9 +3,9 @@
 //! It is captured alone, on a stream that nothing else uses, because a capture takes everything put on its stream. On a host device the
 //! library's functions are kept instead, and each launch calls them.
 //!
-//! A library that asked for it is called before each launch, under the stream's lock, and receives the launch's outcome: a failure fails
-//! that launch, with everything that the graph writes (`each_launch_has_an_outcome`). It is also told of a launch that was
-//! refused, outside of the lock (`a_refused_launch_is_told`).
+//! A library that asked for it is called before each launch, under the stream's lock, with the launch's outcome. A failure fails that
+//! launch and everything that the graph writes (`each_launch_has_an_outcome`). The library is also notified of a refused launch, outside
+//! the lock (`a_refused_launch_is_told`).
 //!
 //! | captured work | left by |
 //! |---|---|
@@ -63,7 +63,7 @@ pub(crate) struct Captured {
 pub(super) struct CapturedGraph {
     /// `None` only inside `drop`.
     remains: Option<CaptureRemains>,
-    /// Its nodes are in.
+    /// The partition that its nodes run in.
     partition: Option<Arc<Share>>,
 }
 
@@ -71,11 +71,11 @@ struct CaptureRemains {
     engine: Arc<Engine>,
     raw: RawGraph,
     _kept: Mutex<Vec<Box<dyn Any + Send>>>,
-    /// Once it has no owner.
+    /// Set once the graph has no owner.
     _partition: Option<EndingShare>,
 }
 
-/// Captures the work that `calls` puts on the stream that it gets, instead of putting it on `stream`.
+/// Captures the work of `calls` instead of putting it on `stream`.
 pub(crate) fn capture(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
@@ -85,7 +85,7 @@ pub(crate) fn capture(
     let engine = &stream.engine;
     footprint.validate(engine).map_err(|error| footprint.poison(error))?;
     let Some(mut kept) = only_kept(footprint.take_lent()) else {
-        // Lent memory is the caller's again when the first launch is complete.
+        // Lent memory goes back to the caller after the first launch.
         let op = footprint.name().to_arc();
         return Err(footprint.poison(ErrorDetail::NotInGraph { op }.into()).into());
     };
@@ -95,7 +95,7 @@ pub(crate) fn capture(
             let function = match engine.backend.kind() {
                 DeviceKind::Cuda => Function::Captured(raw.graph),
                 DeviceKind::Host => {
-                    // Theirs alone: one thread at a time runs them, and whatever they drop waits for none of this crate's.
+                    // Only these functions take this lock: one thread at a time runs them, and nothing they drop waits for a lock of this crate.
                     let twins = gpu_await_protocol::lock::Mutex::new(recorder.twins.take());
                     let each = move |_: &Grid, _: &ArgBlock| {
                         twins.lock().iter_mut().for_each(|twin| twin());
@@ -106,13 +106,13 @@ pub(crate) fn capture(
             };
             let told = recorder.told.take();
             let (is_told, told) = (!told.is_empty(), Arc::new(Mutex::new(told)));
-            // Dropped where the library's other values are.
+            // Dropped by the same thread as the library's other values.
             kept.push(Box::new(told.clone()));
             let _graph = CapturedGraph::new(stream, raw, kept);
             Ok(Arc::new(Captured { name, function, args, is_told, told, _graph }))
         }
         Err(refusal) => {
-            // The device's context is current there.
+            // The background thread has the device's context.
             engine.background.drop_later(Box::new((
                 kept,
                 recorder.twins.take(),
@@ -124,7 +124,7 @@ pub(crate) fn capture(
     }
 }
 
-/// The graph of the work that `calls` puts on the stream that it gets.
+/// Captures the work of `calls` into a graph.
 pub(super) fn captured(
     stream: &Arc<StreamState>,
     calls: impl FnOnce(&Raw<'_>) -> std::result::Result<(), Refusal>,
@@ -157,13 +157,13 @@ pub(super) fn captured(
             // The state of a stream after a failed capture is unknown.
             if let Some(raw) = spare.take() {
                 engine.errand(move |engine| {
-                    // SAFETY: it has no other user.
+                    // SAFETY: nothing else uses it.
                     unsafe { engine.backend.stream_destroy(raw) }.ok();
                 });
             }
             drop(spare);
             let refused = graph.map(|graph| {
-                // SAFETY: nothing was made of it.
+                // SAFETY: nothing was compiled from it.
                 unsafe { backend.graph_destroy(&graph) }.ok();
             });
             // The library's error is more specific.
@@ -176,7 +176,7 @@ pub(super) fn captured(
 }
 
 impl Captured {
-    /// The launch that is all of it.
+    /// The launch of the whole graph.
     pub(crate) fn launch<'a>(self: &'a Arc<Self>) -> KernelLaunch<'a> {
         let (shape, args) = (LaunchShape::NONE, &self.args);
         KernelLaunch::new(self, &self.function, shape, args)
@@ -211,14 +211,14 @@ impl KernelCode for Captured {
         let _role = role::enter(Role::Enqueuing);
         for told in self.told.lock().iter_mut() {
             let outcome = WorkOutcome::refused(&self.name, error);
-            // It is refused, whatever the library says.
+            // The launch stays refused, whatever the library returns.
             drop(contain::catch(|| told(outcome)));
         }
     }
 }
 
 impl CapturedGraph {
-    /// Its kernels, if it is a chain of kernels; they live as long as this.
+    /// Its kernels, if it is a chain of kernels; they live as long as the graph.
     pub(super) fn kernels(&self) -> DriverResult<Option<Vec<KernelCall>>> {
         let Some(CaptureRemains { engine, raw, .. }) = &self.remains else { return Ok(None) };
         // SAFETY: the graph exists, and nothing else refers to it.
@@ -237,7 +237,7 @@ impl Drop for CapturedGraph {
         let Some(mut remains) = self.remains.take() else { return };
         remains._partition = self.partition.take().map(Share::ending);
         let engine = remains.engine.clone();
-        // Whatever was compiled of it keeps it until its last launch is complete.
+        // Every graph compiled from it keeps it until its own last launch is complete.
         engine.retire_owner(remains, UserList::new());
     }
 }

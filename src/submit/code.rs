@@ -1,4 +1,4 @@
-//! [`KernelLaunch`]: a kernel launch without the kernel's type, and the code that it keeps loaded.
+//! [`KernelLaunch`]: a kernel launch with the kernel's type erased, and the code that it keeps loaded.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::error::Error;
 pub(crate) trait KernelCode: Send + Sync {
     fn name(&self) -> &Arc<str>;
 
-    /// Whether its library is notified of each launch, if it is captured work.
+    /// Whether a library is notified of each launch; only for captured work.
     fn is_told(&self) -> bool {
         false
     }
 
-    /// Notifies the library of the launch that is being submitted, and enters its outcomes; the library may refuse it.
+    /// Notifies the library of the launch being submitted, and enters its outcomes; the library may refuse the launch.
     fn tell(&self, _raw: &Raw<'_>, _outcomes: &LateOutcomes) -> std::result::Result<(), Refusal> {
         Ok(())
     }
@@ -37,10 +37,10 @@ impl<C: KernelCode + 'static> ShareCode for Arc<C> {
     }
 }
 
-/// A launch that is not submitted or recorded yet.
+/// A launch that is not yet submitted or recorded.
 pub(crate) struct KernelLaunch<'a> {
     pub(super) code: &'a dyn ShareCode,
-    /// Where the code is. No other has the address as long as it is shared.
+    /// The address of the code, unique while the code is shared.
     pub(super) address: usize,
     pub(crate) function: &'a Function,
     pub(crate) shape: LaunchShape,
@@ -58,7 +58,7 @@ impl<'a> KernelLaunch<'a> {
         KernelLaunch { code, address: Arc::as_ptr(code).addr(), function, shape, args }
     }
 
-    /// Whether a graph takes it.
+    /// Whether it can be part of a graph.
     pub(crate) fn can_be_listed(&self) -> bool {
         !self.shape.cooperative && !self.shape.grid.has_clusters()
     }

@@ -19,8 +19,8 @@ pub(super) fn check_device(
     Err(wrong_device(what, engine, other))
 }
 
-/// Refuses memory of another device that is lost or closed: it is not there any more, and the driver's
-/// answer would be taken for the loss of this one.
+/// Refuses memory of another device that is lost or closed: the memory is gone, and the driver's error would
+/// be mistaken for the loss of this device.
 pub(crate) fn check_is_there(engine: &Engine, other: &Engine) -> Result<()> {
     if other.state.id == engine.state.id {
         return Ok(());
@@ -28,7 +28,7 @@ pub(crate) fn check_is_there(engine: &Engine, other: &Engine) -> Result<()> {
     other.check_open().map_err(|error| of_dependency(engine, error))
 }
 
-/// An error of another device as one of an operation on this: that device's loss is not its own.
+/// Converts another device's error for an operation on this device, which is not itself lost.
 pub(crate) fn of_dependency(engine: &Engine, error: Error) -> Error {
     match error.detail() {
         ErrorDetail::DeviceLost { device, .. } if engine.state.lost().is_none() => {
@@ -38,8 +38,7 @@ pub(crate) fn of_dependency(engine: &Engine, error: Error) -> Error {
     }
 }
 
-/// Refuses a wait for something of another kind of device: only handles of one driver mean anything to
-/// it.
+/// Refuses a wait for something on another kind of device: a driver knows only its own handles.
 pub(crate) fn check_can_wait(engine: &Engine, other: &DeviceState) -> Result<()> {
     if other.kind == engine.state.kind {
         return Ok(());
@@ -48,7 +47,7 @@ pub(crate) fn check_can_wait(engine: &Engine, other: &DeviceState) -> Result<()>
     Err(ErrorDetail::Unsupported { what, device: engine.label().to_owned() }.into())
 }
 
-/// The error of something that belongs to another device.
+/// The error for a handle of another device.
 pub(crate) fn wrong_device(what: &'static str, expected: &Engine, found: &Engine) -> Error {
     ErrorDetail::WrongDevice {
         what,

@@ -10,7 +10,7 @@
 //!
 //! Dependencies are transitive, so the last writer is omitted where readers since are named.
 //!
-//! An edge is full: the second operation starts when the first is complete. Or it is programmatic: the second starts when every block of the
+//! Behind a full edge, the second operation starts when the first is complete. Behind a programmatic edge, it starts when every block of the
 //! first has triggered or ended, and its threads wait until the first is complete.
 //!
 //! | the second operation | its edge |
@@ -18,8 +18,8 @@
 //! | is a kernel that waits first, behind one operation, which is a kernel of the same device | is programmatic |
 //! | is any other, or behind several operations | is full |
 //!
-//! Behind several operations the wait is not documented to cover more than one. A kernel waits first if every thread does, before anything
-//! that can have an effect: so completion of an operation still proves completion of all that it is behind.
+//! Behind several operations, the wait is not documented to cover more than one. A kernel waits first if every thread waits before
+//! anything that can have an effect, so the completion of an operation still proves that everything in front of it is complete.
 //!
 //! # Invariants
 //! 1. Two operations that touch one byte, at least one of them writing, are ordered as in the program; no others are
@@ -39,10 +39,10 @@ use super::range_map::RangeMap;
 /// Pairs of operations: the second runs behind the first.
 pub(crate) type Edge = (u32, u32);
 
-/// What the kinds of edges depend on, of an operation.
+/// The properties of an operation that the kinds of its edges depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
-    /// The device that it is a kernel of; `None` if it is something else.
+    /// The kernel's device; `None` if it is not a kernel.
     pub(crate) kernel_of: Option<u64>,
     pub(crate) waits_first: bool,
 }
@@ -51,13 +51,13 @@ pub(crate) struct Node {
 pub(crate) enum EdgeKind {
     Programmatic,
     Full,
-    /// Full, though the second operation waits first: it is behind several.
+    /// Full although the second operation waits first, because it is behind several.
     BehindSeveral,
-    /// Likewise: the first is no kernel of the same device.
+    /// Likewise, because the first is not a kernel of the same device.
     BehindOtherWork,
 }
 
-/// The edges, which are ordered by their second operations, with their kinds.
+/// The kinds of the edges, which are sorted by their second operations.
 pub(crate) fn kinds<'e>(
     edges: &'e [Edge],
     node: impl Fn(u32) -> Node + 'e,
@@ -107,12 +107,12 @@ impl Edges {
         (self.nodes, self.barrier) = (0, None);
     }
 
-    /// Ordered by their second operations, then by the first.
+    /// Sorted by the second operation, then by the first.
     pub(crate) fn edges(&self) -> &[Edge] {
         &self.edges
     }
 
-    /// Takes the edges, for other ones.
+    /// Swaps the edges for `edges`.
     pub(crate) fn swap_edges(&mut self, edges: &mut Vec<Edge>) {
         std::mem::swap(&mut self.edges, edges);
     }
@@ -146,7 +146,7 @@ impl Edges {
             self.before.sort_unstable();
             self.before.dedup();
         }
-        // An operation that both wrote and read a range is not behind itself.
+        // An operation that both writes and reads a range is not behind itself.
         self.before.retain(|node| *node != self.nodes);
         if self.before.len() > 1 {
             // All the others run behind the barrier.
@@ -184,7 +184,7 @@ impl Edges {
             }
         });
         if writes {
-            // One range again, whatever split it.
+            // Merges the parts that the range was split into.
             let writer = Some(node);
             self.stretches.cover(&range, Users { writer, readers: SmallVec::new() });
         }

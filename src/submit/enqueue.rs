@@ -1,4 +1,4 @@
-//! Work of other libraries as operations: its declared uses, and how it gets to a stream.
+//! Work of other libraries as operations: its declared uses, and how it is put on a stream.
 //!
 //! The closure is the one piece of foreign code that runs under a submission lock, in the role
 //! [`Enqueuing`](crate::thread::role::Role::Enqueuing): every call of this crate that submits or takes that lock is a typed error there,
@@ -7,13 +7,13 @@
 //! | the closure | ticket | declared outputs | error |
 //! |---|---|---|---|
 //! | returns `Ok` | published | written | – |
-//! | returns `Err` | published: a part may be on the stream | failed | [`ErrorDetail::Foreign`], with theirs as its source; or the loss |
+//! | returns `Err` | published: a part may be on the stream | failed | [`ErrorDetail::Foreign`], with the closure's error as its source; or the loss |
 //! | returns `Ok`; its host function fails later | published, and complete | failed from then on | the same, when the future is ready |
 //! | panics | published | failed | the panic resumes after the unlock; readers see [`ErrorDetail::EnqueuePanicked`] |
 //! | is not called: invalid use, wrong or closed device | none | failed | as for any operation |
 //!
-//! A host function, on a host device, is what the closure leaves to run in place of device work; [`RunOutcome`](super::outcome::RunOutcome)
-//! reports its failure. The loss of the device replaces the closure's error if it is the reason.
+//! On a host device the closure leaves a host function to run in place of device work; [`RunOutcome`](super::outcome::RunOutcome) reports
+//! its failure. If the device was lost, that error replaces the closure's.
 //!
 //! # Invariants
 //! 1. What the closure captured, returned or threw is dropped after the unlock (`drops_inside_the_closure_only_enqueue`).
@@ -43,22 +43,22 @@ use crate::memory::view::{Readable, Span, Writable};
 use crate::runtime::stream_state::StreamState;
 use crate::thread::contain;
 
-/// An event in front is worthwhile for calls of another library that take longer: a hundred times the event's
-/// cost.
+/// An event in front pays off for calls of another library that take longer than this, a hundred times the
+/// event's cost.
 const LONG_NS: u64 = 50_000;
 
-/// If the last call was quick, one in this many is timed: two clock readings cost a third of the rest.
+/// If the last call was quick, only one in this many is timed: two clock readings cost a third of the rest.
 const TIMED: u64 = 64;
 
-/// What another library's work uses: memory, and values that must outlive it. For
+/// The memory that another library's work uses, and the values that must outlive it. For
 /// [`Stream::enqueue`](crate::Stream::enqueue) and [`Stream::lend_memory`](crate::Stream::lend_memory).
 ///
 /// Each call of [`reads`](Self::reads), [`writes`](Self::writes), [`updates`](Self::updates) and [`lends`](Self::lends) adds
-/// one [`RawSlice`] to the tuple that the library's side gets (the second argument of the closure, or
+/// one [`RawSlice`] to the tuple that the library's code receives (the second argument of the closure, or
 /// [`MemoryLoan::slices`](crate::MemoryLoan::slices)), in the order of the calls; there can be nine, and more in
 /// [parts](Self::includes).
 ///
-/// Memory whose order the caller sees to is declared as an [untracked view](crate::View::untracked).
+/// Memory that the caller orders itself is declared as an [untracked view](crate::View::untracked).
 ///
 /// # Examples
 /// ```
@@ -85,17 +85,17 @@ const TIMED: u64 = 64;
 /// ```
 #[must_use = "pass it to `enqueue` or `lend_memory`"]
 pub struct Uses<'a, P = ()> {
-    /// Apart, because each call that adds memory moves the rest.
+    /// Boxed, because each call that adds memory moves the rest.
     pub(crate) declared: Box<DeclaredUses<'a>>,
     pub(super) pointers: P,
 }
 
-/// What was declared.
+/// The declarations of [`Uses`].
 pub(crate) struct DeclaredUses<'a> {
     pub(super) footprint: Footprint<'a>,
     memory: Ranges,
     work: Work,
-    /// Where it counts as submitted.
+    /// The line to report as the one that submitted it.
     pub(crate) at: Option<&'static Location<'static>>,
 }
 
@@ -116,10 +116,10 @@ struct Work {
 }
 
 impl Uses<'_> {
-    /// Makes one that uses nothing yet. `name` is what errors and traces call the operation.
+    /// Creates empty uses. Errors and traces call the operation `name`.
     pub fn new(name: &'static str) -> Self {
         let work = Work { commands: 1, can_be_captured: false };
-        // Made in its place.
+        // Built in place, without a copy.
         let declared = Box::write(
             Box::new_uninit(),
             DeclaredUses {
@@ -169,8 +169,8 @@ impl<'a, P> Uses<'a, P> {
     /// Lends pinned memory to the work, at its device address. The memory stays until the work is complete, even if
     /// the buffer is dropped; after the loss of the device it is never used again.
     ///
-    /// Nothing orders other uses of it. Until the work is complete the caller neither reads nor writes the buffer, nor
-    /// lends, maps or exports it. (The caller of `enqueue` vouches for that.)
+    /// Nothing orders other uses of it. Until the work is complete the caller must not read, write, lend, map or
+    /// export the buffer. (The caller of `enqueue` vouches for that.)
     pub fn lends<T: Element>(mut self, pinned: &PinnedBuffer<T>) -> Uses<'a, P::With>
     where
         P: Append<RawSlice<T>>,
@@ -180,20 +180,20 @@ impl<'a, P> Uses<'a, P> {
         self.with_slice(slice)
     }
 
-    /// Keeps `value` until the work is complete: a plan, a workspace, a handle of the library's.
+    /// Keeps `value` until the work is complete: a plan, a workspace, a library handle.
     ///
-    /// A thread of this crate drops it then, with the device's context current, even if the call fails halfway; after
-    /// the loss of the device, once nothing runs there any more. If the operation is refused before the call, the value is
-    /// dropped at once on the calling thread. It may hold the device itself. Host memory that the work touches is
-    /// [lent](Self::lends) instead.
+    /// A thread of this crate then drops it, with the device's context current, even if the call fails halfway; after the
+    /// loss of the device, once nothing runs there any more. If the operation is refused before the call, the value is
+    /// dropped at once on the calling thread. It may hold the device itself. To keep host memory that the work touches,
+    /// [lend](Self::lends) it instead.
     pub fn keeps(mut self, value: impl Send + 'static) -> Self {
         self.declared.footprint.keeps(Box::new(value));
         self
     }
 
-    /// Adds all that a part of the work uses and keeps, and returns the part's slices. So the memory of the work need not be known
-    /// when this is written, and there is no limit to the number of its ranges. Name, number of
-    /// [commands](Self::commands) and whether it [can be captured](Self::can_be_captured) stay as they are.
+    /// Adds everything that a part of the work uses and keeps, and returns the part's slices. So the ranges need not be known at
+    /// compile time, and their number is not limited. The name, the number of [commands](Self::commands) and whether it [can be
+    /// captured](Self::can_be_captured) stay as they are.
     ///
     /// # Examples
     /// ```
@@ -221,40 +221,40 @@ impl<'a, P> Uses<'a, P> {
         part.pointers
     }
 
-    /// Sets the line that errors and traces name as the one that submitted the operation: that of a crate's own caller, where the crate
-    /// cannot hand it on by `#[track_caller]`. By default it is where the operation is submitted.
+    /// Sets the line that errors and traces report as the one that submitted the operation: for a crate that cannot pass on its
+    /// caller's line with `#[track_caller]`. By default it is the line of the submission.
     pub fn submitted_at(mut self, at: &'static Location<'static>) -> Self {
         self.declared.at = Some(at);
         self
     }
 
-    /// Sets how many launches, copies and fills the work consists of; 1 by default. The count tells the crate
-    /// when the stream's queue may be full, so that other threads are not delayed;
-    /// [`throttle`](crate::Stream::throttle) counts the work as one operation all the same. Of a
-    /// [loan](crate::Stream::lend_memory) it is what the borrower puts on the stream, counted when the loan ends.
+    /// Sets how many launches, copies and fills the work consists of; 1 by default. From the count the crate knows when the
+    /// stream's queue may be full, so that other threads are not delayed; [`throttle`](crate::Stream::throttle) still
+    /// counts the work as one operation. For a [loan](crate::Stream::lend_memory) it is the number that the borrower puts
+    /// on the stream, counted when the loan ends.
     pub fn commands(mut self, commands: u32) -> Self {
         self.declared.work.commands = commands;
         self
     }
 
-    /// Allows the work to be a part of a [`Graph`](crate::Graph), by capturing it; such a graph has its
-    /// [place](crate::DeviceBuilder::graph_limit) on a GPU in any case. The closure then does nothing but put
-    /// work on the stream that it is given, and that work may run any number of times with the same addresses and
-    /// values, on any stream, while what it [keeps](Self::keeps) is there.
+    /// Allows the work to be captured into a [`Graph`](crate::Graph); on a GPU such a graph always has its
+    /// [permit](crate::DeviceBuilder::graph_limit). The closure must then only put work on the stream that it is
+    /// given, and that work may run any number of times with the same addresses and values, on any stream, as
+    /// long as the values that it [keeps](Self::keeps) exist.
     ///
-    /// Outside of a graph this changes nothing. In the closure of a graph, the closure of `enqueue` is called with a stream that is
-    /// being captured, for which it must not wait. What is kept is dropped with the graph; nothing can be [lent](Self::lends).
+    /// Outside a graph this changes nothing. Inside a graph's closure, the closure of `enqueue` is called with a stream that is being
+    /// captured, and must not wait for that stream. Kept values are dropped with the graph; nothing can be [lent](Self::lends).
     pub fn can_be_captured(mut self) -> Self {
         self.declared.work.can_be_captured = true;
         self
     }
 
-    /// Whether [`can_be_captured`](Self::can_be_captured) was said.
+    /// Whether [`can_be_captured`](Self::can_be_captured) was called.
     pub(crate) fn is_for_graphs(&self) -> bool {
         self.declared.work.can_be_captured
     }
 
-    /// Returns the uses without their slices, and the slices: so the uses are of one type, whatever was declared.
+    /// Separates the uses from their slices, so that the uses have one type whatever was declared.
     ///
     /// # Examples
     /// ```
@@ -294,8 +294,8 @@ impl<'a, P> Uses<'a, P> {
         Uses { declared, pointers: pointers.with(slice) }
     }
 
-    /// Has `submit` put the work of `call` on `stream`. Outcomes known only when the work runs go to `outcomes`. The
-    /// caller resumes a panic of `call`, outside of the lock.
+    /// Has `submit` put the work of `call` on `stream`. Outcomes that are known only when the work runs go to
+    /// `outcomes`. The caller resumes a panic of `call` outside the lock.
     pub(crate) fn put<R, E>(
         mut self,
         stream: &Arc<StreamState>,
@@ -314,7 +314,7 @@ impl<'a, P> Uses<'a, P> {
         let DeclaredUses { footprint, memory, work, .. } = &mut *self.declared;
         let takes_long = stream.driver.foreign_takes_long();
         if takes_long {
-            // Waiters for earlier work do not wait for the library.
+            // Waiters for earlier work must not wait for the library.
             footprint.may_block = true;
         }
         let is_timed = takes_long || stream.progress.timeline.submitted().is_multiple_of(TIMED);
@@ -366,7 +366,7 @@ impl DeclaredUses<'_> {
     }
 }
 
-/// Poisons what was declared as written, as refusing the operation does, and returns the error.
+/// Poisons the memory declared as written, as a refusal of the operation does, and returns the error.
 pub fn refuse<P>(uses: Uses<'_, P>, error: Error) -> Error {
     uses.declared.footprint.poison(error)
 }

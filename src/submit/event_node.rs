@@ -7,7 +7,7 @@ use super::code::{KernelCode, KernelLaunch};
 use crate::backend::{ArgBlock, Function, LaunchShape};
 use crate::runtime::event_pool::EventHandle;
 
-/// Each launch of a graph that it is in records the event.
+/// Each launch of a graph that contains it records the event.
 pub(crate) struct EventNode {
     name: Arc<str>,
     event: EventHandle,
@@ -25,7 +25,7 @@ impl EventNode {
         &self.event
     }
 
-    /// The launch that records it.
+    /// The launch that records the event.
     pub(crate) fn launch<'a>(self: &'a Arc<Self>) -> KernelLaunch<'a> {
         KernelLaunch::new(self, &self.function, LaunchShape::NONE, &self.args)
     }

@@ -1,4 +1,4 @@
-//! [`Footprint`]: what an operation says of itself: its [`Name`], the parts of memory that it touches ([`Accesses`]), what it waits for and what it
+//! [`Footprint`]: an operation's [`Name`], the parts of memory that it touches ([`Accesses`]), the points that it waits for and the values that it
 //! is lent. The stages of the [submission](super) read it.
 //!
 //! A part is a range, or blocks of a slab:
@@ -6,7 +6,7 @@
 //! | the operation | touches | is ordered by |
 //! |---|---|---|
 //! | a copy of many pieces, a launch with a table | the blocks | the blocks |
-//! | a launch that names blocks | the blocks, by what it says; others too, if that is wrong | the blocks; on a host device the slab, as its twin gets a slice of all of it |
+//! | a launch that names blocks | the blocks, as it declares; others too, if it declares them wrongly | the blocks; on a host device the slab, as its twin gets a slice of all of it |
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -35,20 +35,20 @@ use gpu_await_protocol::hazard::Mode;
 pub struct Footprint<'a> {
     pub(super) name: Name<'a>,
     pub(super) accesses: Accesses<'a>,
-    /// Most launches have nothing of it.
+    /// Most launches have none.
     pub(super) extras: Option<Extras>,
     pub(super) makes: Makes,
     pub(super) loan: LoanPhase,
-    /// It may be held up by something other than the stream's own work.
+    /// Something other than the stream's own work may hold it up.
     pub(crate) may_be_held_up: bool,
-    /// The driver may take long with the calls, for a reason other than a full queue: a kernel's first launch, memory that its pool has
-    /// to get from the system.
+    /// The driver calls may take long for a reason other than a full queue: a kernel's first launch, or memory that the pool must get
+    /// from the system.
     pub(crate) may_block: bool,
     /// It may touch memory of other devices of the same kind.
     pub(crate) peers: bool,
 }
 
-/// What an operation makes, which others will depend on.
+/// What an operation creates that others will depend on.
 #[derive(Clone, Copy)]
 pub(super) enum Makes {
     Nothing,
@@ -60,24 +60,24 @@ pub(super) enum Makes {
 #[derive(Clone, Copy)]
 pub(super) enum LoanPhase {
     Neither,
-    /// Its end enters the uses. Until then nobody else uses the memory, but for reading what the loan reads.
+    /// The end of the loan enters its uses. Until then nothing else uses the memory, except to read what the loan reads.
     Begins,
-    /// It registers work that is on the stream already, even after the device was closed.
+    /// Enters work that is already on the stream, even after the device was closed.
     Ends,
 }
 
-/// What an operation has besides the memory that it touches.
+/// The part of a footprint that most launches do not have.
 #[derive(Default)]
 pub(super) struct Extras {
     pub(super) lent: LentValues,
     pub(super) after: Edges,
     pub(super) record: Option<EventHandle>,
-    /// Set when a loan ends: the failure of an input, found before its producers were linked.
+    /// Set when a loan ends: the failure of an input, found before the loan was linked to its producers.
     pub(super) failed_input: Option<Error>,
 }
 
 impl<'a> Footprint<'a> {
-    /// An operation of that name, which touches nothing yet.
+    /// An operation with that name that touches nothing yet.
     #[inline(always)]
     pub fn new(verb: &'static str) -> Self {
         Footprint {
@@ -130,8 +130,8 @@ impl<'a> Footprint<'a> {
         });
     }
 
-    /// What a launch is passed: memory, or a slab with the blocks that the launch names. The kernel may overwrite no more than these, and
-    /// other blocks of the slab keep what they have.
+    /// Touches an argument of a launch: memory, or a slab with the blocks that the launch names. The kernel may overwrite only these;
+    /// other blocks of the slab keep their contents.
     // A host device's twin gets a slice of the whole slab, so nothing else may use any of it meanwhile.
     #[inline(always)]
     pub(crate) fn touches_named(&mut self, span: &Span<'a>, mode: Mode) {
@@ -149,7 +149,7 @@ impl<'a> Footprint<'a> {
         mode: Mode,
     ) {
         let mode = if mode.writes() { Mode::ReadWrite } else { mode };
-        // The written last: entered as a whole, they stand for all.
+        // The written blocks come last: where the whole slab is entered, they stand for all.
         if !read.0.is_empty() {
             self.touches_open(span, read, Mode::Read);
         }
@@ -171,8 +171,8 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// For a graph's list, which orders blocks as the whole slab, so that it keeps its shape, and knows what was passed by its range: blocks among
-    /// what was passed are touched one by one; others along with all of their slab, of which no part is overwritten as a whole.
+    /// For a graph's list, which knows arguments by their ranges, and orders blocks as the whole slab to keep its shape: blocks that were passed
+    /// as arguments are touched one by one; for others the whole slab is touched, and a write of it is a read and write.
     pub(crate) fn part_blocks(
         &mut self,
         is_passed: impl Fn(&Arc<Allocation>, &Range<u64>) -> bool,
@@ -199,7 +199,7 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Touches blocks of a slab, all of which the span is.
+    /// Touches blocks of a slab; the span is the whole slab.
     fn touches_blocks(&mut self, slab: &Span<'a>, blocks: &'a BlockSet, mode: Mode) {
         self.touches(slab, mode);
         if let Some(access) = self.accesses.all.last_mut() {
@@ -207,10 +207,10 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// Touches what a part of the operation touches, and is lent what that is lent.
+    /// Adds the accesses and the lent values of a part of the operation.
     pub(super) fn includes<'b: 'a>(&mut self, mut part: Footprint<'b>) {
         let lent = part.take_lent();
-        // One by one: the part's may last longer.
+        // One by one, because the part's lifetime may be longer.
         part.accesses.all.into_iter().for_each(|access| self.accesses.all.push(access));
         if !lent.is_empty() {
             self.extras().lent.extend(lent);
@@ -227,8 +227,8 @@ impl<'a> Footprint<'a> {
         self.extras().after.extend(claim.take_waits());
     }
 
-    /// Whether it has nothing that most launches do not have, but for the memory that it touches: no values that are lent to it, no points
-    /// that it waits for, no event, no part in a loan, and nothing that holds it up.
+    /// Whether it has only the memory that it touches: no lent values, no points to wait for, no event, no part in a loan, and nothing
+    /// that holds it up.
     #[inline]
     pub(crate) fn is_simple(&self) -> bool {
         self.extras.is_none()
@@ -236,29 +236,29 @@ impl<'a> Footprint<'a> {
             & !(self.may_block | self.may_be_held_up)
     }
 
-    /// Whether a launch may be written to a list: nothing but work of its own stream holds it up, and the driver takes
-    /// no longer than it should.
+    /// Whether a launch may be written to a list: only work of its own stream holds it up, and the driver calls do not
+    /// block.
     pub(crate) fn can_be_listed(&self) -> bool {
         !self.may_block && self.is_of_the_stream_alone()
     }
 
-    /// Whether the operation may go in front of the recorded list: all memory that it touches is its own allocation.
+    /// Whether the operation may go in front of the recorded list: it touches only memory that it allocates.
     pub(crate) fn can_be_in_front(&self) -> bool {
         self.makes_buffer() && self.accesses.all.is_empty() && self.is_of_the_stream_alone()
     }
 
-    /// Whether nothing else delays it, and nothing waits for it alone.
+    /// Whether no other stream's work holds it up, and no event is recorded behind it.
     fn is_of_the_stream_alone(&self) -> bool {
         let record = self.extras.as_ref().and_then(|extras| extras.record.as_ref());
         !self.may_be_held_up && record.is_none()
     }
 
-    /// The operation makes a buffer, which others will depend on; `and_writes`: it also writes it.
+    /// Declares that the operation makes a buffer that others will depend on; `and_writes`: it also writes it.
     pub(crate) fn makes(&mut self, and_writes: bool) {
         self.makes = if and_writes { Makes::WrittenBuffer } else { Makes::Buffer };
     }
 
-    /// Whether it only makes a buffer, whatever it is to hold.
+    /// Whether it only allocates a buffer, and writes nothing.
     #[inline]
     pub(crate) fn only_makes_a_buffer(&self) -> bool {
         matches!(self.makes, Makes::Buffer) && self.can_be_in_front()
@@ -268,13 +268,13 @@ impl<'a> Footprint<'a> {
         self.extras.get_or_insert_default()
     }
 
-    /// It begins a loan. Returns the values lent to it, which are so until the end.
+    /// Makes it the beginning of a loan. Returns the values lent to it, which stay lent until the loan ends.
     pub(super) fn begin_loan(&mut self) -> LentValues {
         self.loan = LoanPhase::Begins;
         self.take_lent()
     }
 
-    /// The loan has begun; it waits for nothing more.
+    /// Ends the beginning of a loan: there is nothing more to wait for.
     pub(super) fn loan_has_begun(&mut self, lent: LentValues) {
         self.loan = LoanPhase::Neither;
         if let Some(extras) = &mut self.extras {
@@ -285,7 +285,7 @@ impl<'a> Footprint<'a> {
         }
     }
 
-    /// It ends the loan.
+    /// Makes it the end of a loan.
     pub(super) fn end_loan(&mut self) {
         self.loan = LoanPhase::Ends;
     }
@@ -295,8 +295,8 @@ impl<'a> Footprint<'a> {
         self.extras().record = Some(event);
     }
 
-    /// Lends pinned memory to the device until the operation is complete. Another device's is refused:
-    /// it is not registered with this one.
+    /// Lends pinned memory to the device until the operation is complete. Another device's memory is refused:
+    /// it is not registered with this device.
     pub(crate) fn lends(&mut self, block: &Arc<PinnedBlock>) {
         self.lend(block, "the pinned buffer", false);
     }
@@ -306,8 +306,8 @@ impl<'a> Footprint<'a> {
         self.lend(block, "the flag", false);
     }
 
-    /// Lends pinned memory that may be another device's of the same kind, to be reached by its *host*
-    /// address alone: it is registered as portable.
+    /// Lends pinned memory that may belong to another device of the same kind, to be used by its *host*
+    /// address only: it is registered as portable.
     pub(crate) fn lends_portable(&mut self, block: &Arc<PinnedBlock>) {
         self.lend(block, "the pinned buffer", true);
     }
@@ -339,7 +339,7 @@ impl Name<'_> {
     /// the stream, or panic.
     #[inline]
     pub(crate) fn told(self, stream: &Arc<StreamState>, ticket: u64) {
-        // What the event asks first, which is all that happens where nobody listens.
+        // The event's own first check, and the only cost where no subscriber listens.
         if LevelFilter::current() >= LevelFilter::TRACE {
             self.tell(stream, ticket);
         }
@@ -354,7 +354,7 @@ impl Name<'_> {
         });
     }
 
-    /// The kernel's name, or else the operation's.
+    /// The kernel's name, or, as an error, the operation's.
     pub(crate) fn of_kernel(&self) -> Result<&Arc<str>, &'static str> {
         match self {
             Name::Verb(name) => Err(name),
@@ -377,7 +377,7 @@ impl Name<'_> {
     }
 }
 
-/// A name that is kept.
+/// A [`Name`] that borrows nothing.
 #[derive(Clone)]
 pub(crate) enum OwnedName {
     Verb(&'static str),

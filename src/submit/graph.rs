@@ -28,7 +28,7 @@ use crate::runtime::stream_state::{OfStream, StreamHandle, Turn};
 use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, Point, UserList};
 
-/// A user's values, which stay until the last launch is complete.
+/// A user's values, kept until the last launch is complete.
 pub(crate) type Kept = Arc<dyn Any + Send + Sync>;
 
 pub(crate) struct CompiledGraph {
@@ -38,24 +38,24 @@ pub(crate) struct CompiledGraph {
     /// Its kernels.
     code: Vec<Arc<dyn KernelCode>>,
     keeps: Option<Kept>,
-    /// Its nodes are in.
+    /// The partition that its nodes run in.
     partition: Option<Arc<Share>>,
     /// Its last launch.
     last: Option<Point>,
     fates: EdgeFates,
 }
 
-/// How many of a graph's kernels overlap with the one in front of them, and why others do not.
+/// How many of a graph's kernels overlap with the one in front of them, and why the others do not.
 #[derive(Default)]
 struct EdgeFates {
-    /// The device has no programmatic edges: so no kernel does, whatever is counted here.
+    /// Programmatic edges are switched off, so no kernel overlaps, whatever is counted here.
     is_off: bool,
     programmatic: u64,
     behind_several: u64,
     behind_other_work: u64,
     /// The last node that is behind several.
     last: Option<u32>,
-    /// The driver has no programmatic edges.
+    /// The driver refused programmatic edges.
     is_refused: bool,
 }
 
@@ -65,7 +65,7 @@ impl EdgeFates {
             EdgeKind::Full => {}
             EdgeKind::Programmatic => self.programmatic += 1,
             EdgeKind::BehindOtherWork => self.behind_other_work += 1,
-            // Once for its edges.
+            // Counted once, however many edges it has.
             EdgeKind::BehindSeveral if self.last == Some(second) => {}
             EdgeKind::BehindSeveral => {
                 self.behind_several += 1;
@@ -96,19 +96,19 @@ impl EdgeFates {
     }
 }
 
-/// The holder of a compiled graph, for its owner: an unused graph is evicted when the device has too many, or when its stream
-/// is gone.
+/// A compiled graph's place with its owner: an unused graph is evicted when the device has too many, or when its stream is
+/// gone.
 pub(crate) struct GraphCell {
     engine: Arc<Engine>,
     graph: Mutex<Option<CompiledGraph>>,
-    /// When it was launched last.
+    /// The time of its last launch.
     used_ns: AtomicU64,
     /// Whether it has one of the device's permits.
     has_place: AtomicBool,
 }
 
 impl GraphCell {
-    /// An empty one, which has no permit yet.
+    /// An empty cell, without a permit.
     pub(crate) fn new(engine: &Arc<Engine>) -> Arc<Self> {
         Arc::new(GraphCell {
             engine: engine.clone(),
@@ -118,9 +118,9 @@ impl GraphCell {
         })
     }
 
-    /// [Locks](Self::lock) a new one with a permit, if the device has one for its graph. The lock is not released in between: where
-    /// many take the last permit from one another, the graph would be evicted before it is launched, and what only a graph runs
-    /// would be launched without one (`graphs_that_need_it_share_one_place`).
+    /// [Locks](Self::lock) a new one with a permit, if the device has one for its graph. The lock is held throughout: where many
+    /// cells compete for the last permit, the graph could otherwise be evicted before its launch, and work that only a graph can
+    /// run would be launched without one (`graphs_that_need_it_share_one_place`).
     pub(crate) fn enter(
         self: &Arc<Self>,
         stream: &StreamHandle,
@@ -128,7 +128,7 @@ impl GraphCell {
     ) -> Option<MutexGuard<'_, Option<CompiledGraph>>> {
         let graph = self.graph.lock();
         let weak: Weak<dyn Evictable> = Arc::<GraphCell>::downgrade(self);
-        // ORDERING: Relaxed, here and below: the lock orders it. In front of the request: the budget forgets those without.
+        // ORDERING: Relaxed, here and below: the lock orders it. Set before the request: the budget forgets cells without a permit.
         self.has_place.store(true, Ordering::Relaxed);
         if !self.engine.graphs.enter(weak, self.engine.pacing.now(), claim) {
             self.has_place.store(false, Ordering::Relaxed);
@@ -139,10 +139,10 @@ impl GraphCell {
         Some(graph)
     }
 
-    /// Its graph, which stays while this is held. `None` if it was evicted, along with its permit.
+    /// Locks its graph, which is not evicted meanwhile. `None` if the graph was evicted and the permit with it.
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, Option<CompiledGraph>>> {
         let graph = self.graph.lock();
-        // ORDERING: Relaxed: the lock orders it; the other is a hint.
+        // ORDERING: Relaxed: the lock orders `has_place`; `used_ns` is a hint.
         if !self.has_place.load(Ordering::Relaxed) {
             return None;
         }
@@ -156,7 +156,7 @@ impl GraphCell {
         self.graph.lock().as_ref().is_some_and(raw)
     }
 
-    /// Gives its place back, if it has one.
+    /// Returns its permit, if it has one.
     fn leave(&self) -> bool {
         // ORDERING: Relaxed, as above.
         let left = self.has_place.swap(false, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl Evictable for GraphCell {
 
 impl OfStream for GraphCell {
     fn stream_is_gone(&self) {
-        // If it is in use it is being dropped already: it will not be launched again.
+        // A graph in use is being dropped already: it will not be launched again.
         drop(self.give_up());
     }
 }
@@ -201,7 +201,7 @@ impl Drop for GraphCell {
 }
 
 impl Raw<'_> {
-    /// Compiles a list's launches for this stream. Where the driver has no memory for it, idle graphs go: it has theirs for the next one.
+    /// Compiles a list's launches for this stream. If the driver has no memory for the graph, evicts idle graphs: the next one can have their memory.
     pub(crate) fn compile(&self, list: &List, keeps: Option<&Kept>) -> DriverResult<CompiledGraph> {
         if self.stream.driver.is_confined_by_others() {
             return Err(DriverCode {
@@ -237,7 +237,7 @@ impl Raw<'_> {
         Ok(CompiledGraph { engine, raw: Some(raw), code, keeps, partition, last: None, fates })
     }
 
-    /// Gives the nodes of a graph of this stream the launches of a list that has its shape, where these have changed.
+    /// Updates the nodes of a graph of this stream to the changed launches of a list of the same shape.
     pub(crate) fn set(&self, graph: &CompiledGraph, list: &List) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
         let changed = list.changed().iter().map(|number| *number as usize);
@@ -249,7 +249,7 @@ impl Raw<'_> {
         set.inspect_err(|code| graph.engine.graphs.refused(*code))
     }
 
-    /// Refuses a list of this stream, of which nothing was launched.
+    /// Refuses a whole list of this stream.
     pub(crate) fn refuse(&self, list: &mut List, code: DriverCode) {
         list.refuse(self.stream, 0, code.into());
     }
@@ -259,7 +259,7 @@ impl Raw<'_> {
     pub(crate) fn launch_graph(&self, graph: &mut CompiledGraph) -> DriverResult<()> {
         let Some(raw) = &graph.raw else { unreachable!("taken by the drop only") };
         self.moved(TracedWork::List, 0);
-        // Even if it is refused: it may have begun.
+        // Even if the launch is refused: it may have begun.
         let ticket = self.stream.progress.timeline.submitted() + 1;
         graph.last = Some(self.stream.point(ticket));
         self.stream.overlap.demand_full(ticket);
@@ -272,7 +272,7 @@ impl Raw<'_> {
 }
 
 impl CompiledGraph {
-    /// Launches it, which has the launches of the list, as the turn's next ticket; returns how many commands that were.
+    /// Launches the graph, which has the launches of the list, as the turn's next ticket; returns the number of commands.
     pub(crate) fn launch(&mut self, list: &mut List, turn: &mut Turn<'_, '_>) -> u32 {
         let (stream, engine) = (turn.stream, &turn.stream.engine);
         if engine.ending.is_closed() {

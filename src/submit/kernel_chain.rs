@@ -10,15 +10,15 @@ use super::raw_queue::RawQueue;
 use crate::backend::KernelCall;
 use crate::error::Result;
 
-/// The kernels that are all of a call, each behind the one before.
+/// The kernels that a call consists of, each behind the one before.
 pub struct KernelChain {
     calls: Vec<KernelCall>,
     _graph: CapturedGraph,
 }
 
 impl KernelChain {
-    /// Captures what `call` puts on the stream that it gets; `None` if that is anything else than kernels in a chain, or cannot be
-    /// captured. `keep` keeps the kernels loaded.
+    /// Captures the work of `call`; `None` if that is anything but a chain of kernels, or cannot be captured. `keep` keeps the
+    /// kernels loaded.
     #[must_use]
     pub fn capture<O: Any + Send>(
         queue: &RawQueue<'_>,
@@ -42,10 +42,10 @@ impl KernelChain {
     /// Launches the kernels on the queue's stream.
     ///
     /// # Errors
-    /// What the driver refuses.
+    /// The driver's refusal.
     ///
     /// # Safety
-    /// The operation declares the memory that the captured call touched, as it did, and what was kept keeps the kernels loaded.
+    /// The operation declares the same memory as the operation of the captured call, and the kept value keeps the kernels loaded.
     pub unsafe fn launch(&self, queue: &RawQueue<'_>) -> Result<()> {
         let mut launches = self.calls.iter().map(|call| queue.raw.launch_call(call));
         launches.try_for_each(|launched| launched.map_err(|code| queue.raw.stream.refused(code)))
@@ -58,7 +58,7 @@ pub fn is_captured(queue: &RawQueue<'_>) -> bool {
     queue.recorder.is_some()
 }
 
-/// The partition that a call is made in: a number that no other one of the device has while it lives, and its multiprocessors.
+/// The partition that a call is made in: a number that is unique on the device while the partition lives, and its multiprocessors.
 #[must_use]
 pub fn partition_of(queue: &RawQueue<'_>) -> Option<(u64, u32)> {
     queue.raw.stream.driver.partition().map(|share| (share.id(), share.multiprocessors()))

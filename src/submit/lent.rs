@@ -1,4 +1,4 @@
-//! Values lent to an operation, which it keeps until it is complete.
+//! Values lent to an operation, which keeps them until it is complete.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -17,7 +17,7 @@ use crate::runtime::stream_state::{Callback, Payload, Turn};
 pub(super) type LentValues = SmallVec<[LentValue; 2]>;
 
 pub(super) enum LentValue {
-    /// Host memory, its name in messages, and whether it may be another device's.
+    /// Host memory, its name in messages, and whether it may belong to another device.
     Pinned { block: Arc<PinnedBlock>, what: &'static str, portable: bool },
     /// A callback for the driver.
     Callback(Box<dyn Callback>),
@@ -25,7 +25,7 @@ pub(super) enum LentValue {
     Kept(Box<dyn Any + Send>),
 }
 
-/// Why an operation was not submitted, and whether its stream keeps the lent values all the same.
+/// Why an operation was not submitted, and whether its stream keeps the lent values anyway.
 pub(crate) struct SubmitError {
     pub(crate) error: Error,
     /// Driver calls were made: the device may have begun.
@@ -46,11 +46,11 @@ impl From<SubmitError> for Error {
 }
 
 impl SubmitError {
-    /// With the memory that the call was given, unless this call lent it.
-    // Other shares of it do not matter. The bytes of a block belong to one `PinnedBuffer`, which an operation that
+    /// Returns the error with the memory passed to the call, unless the call lent it.
+    // Other shares of the block do not matter. Its bytes belong to one `PinnedBuffer`, which an operation that
     // borrows it keeps until it is complete. The caller held the buffer, so every earlier operation is complete. A
-    // stream that has not yet dropped its share of one of those makes no use of it, and the block returns to the pool
-    // with the last share.
+    // stream that has not yet dropped a share from an earlier operation does not use it, and the block returns to the
+    // pool with the last share.
     pub(crate) fn hand_back<T>(self, value: T) -> Refused<T> {
         Refused { error: self.error, value: (!self.lent).then_some(value) }
     }
@@ -83,7 +83,7 @@ impl LentValue {
     }
 }
 
-/// The users' values among them, if there is nothing else.
+/// The users' values, if there are no others.
 pub(super) fn only_kept(values: LentValues) -> Option<Vec<Box<dyn Any + Send>>> {
     let kept = values.into_iter().map(|value| match value {
         LentValue::Kept(value) => Some(value),

@@ -1,44 +1,44 @@
-//! [`List`]: launches that were recorded and not submitted yet, in flat arrays that the next run of the closure rewrites.
+//! [`List`]: launches recorded but not yet submitted, in flat arrays that the next run of the closure rewrites.
 //!
 //! | array | one entry |
 //! |---|---|
-//! | `operations` | a launch: its kernel and configuration, and its parts of the next three |
-//! | `words`, `slots` | a value; where an argument begins, and its size |
-//! | `touches` | an access: which piece, and how |
-//! | `pieces` | a range of an allocation: kept, and entered in the hazards, once a list |
+//! | `operations` | a launch: its kernel and configuration, and its parts of the next three arrays |
+//! | `words`, `slots` | a value; an argument's offset and size |
+//! | `touches` | an access: its piece and mode |
+//! | `pieces` | a range of an allocation: kept, and entered in the hazards, once per list |
 //!
-//! A list is written from its beginning each time. The launch that comes is compared with the one in its place:
+//! A list is written from its beginning each time. Each launch is compared with the one in its place:
 //!
-//! | it has | the list |
+//! | the new launch has | the list |
 //! |---|---|
 //! | the same arguments, configuration and pieces | is left as it is |
-//! | other arguments or another configuration | is rewritten there; the launch is one of those that [changed](List::changed) |
+//! | other arguments or another configuration | is rewritten there; the launch counts as [changed](List::changed) |
 //! | a piece at another address | the same; the edges have [moved](EdgesAre::Moved) |
-//! | another piece, another mode, a barrier more or less | the same; the edges are [open](EdgesAre::Open) |
-//! | another kernel, or there is none in its place | ends there, and continues with what comes; likewise |
+//! | another piece, another mode, a barrier added or removed | the same; the edges are [open](EdgesAre::Open) |
+//! | another kernel, or no launch in its place | is cut off there, and continues with the new launches; likewise |
 //!
-//! At the [end](List::finish) the edges are the last ones, or computed anew:
+//! At the [end](List::finish) the edges are kept or recomputed:
 //!
 //! | the edges | at the end |
 //! |---|---|
-//! | hold | are not looked at |
-//! | moved | hold if no two pieces overlap, then as now; or else are computed |
-//! | open | are computed, and compared with the last ones |
+//! | hold | are kept |
+//! | moved | are kept if no two pieces overlap, then or now; otherwise recomputed |
+//! | open | are recomputed, and compared with the last ones |
 //!
-//! Computing the edges costs 550 instructions a launch, entering its uses 230, and a copy of it, which is compared, kept and dropped, 450: a launch
-//! that is where it was does none of these.
+//! Per launch, computing the edges costs 550 instructions, entering the uses 230, and making, comparing and dropping a copy 450: a launch that is
+//! unchanged and in its place pays for none of these.
 //!
 //! The **shape** of a list is its kernels, in order, and the edges between them. The list keeps the code of the kernels, and the memory
 //! until it is [released](List::release), because the caller may drop both in the meantime.
 //!
 //! # Invariants
-//! 1. A launch that differs from the one in its place by anything that a graph's node has is among those that changed
+//! 1. A launch that differs from the one in its place by anything that a graph's node holds counts as changed
 //!    (`arguments_are_never_stale`).
-//! 2. The edges are those that [`Edges`] has for the addresses of the pieces (`rewritten_as_written_anew`).
-//! 3. Whatever a launch touches is entered with the list's ticket when the launch is in the list. A piece is entered again when it is
-//!    written for the first time, and when anything but this list has used its allocation, or has failed to
-//!    (`arguments_are_never_stale`, `an_overwrite_in_a_list_heals`). Of a slab the blocks that a launch names are entered, unless they are those that
-//!    the last one named which touched it in the same way (`rewritten_as_written_anew`).
+//! 2. The edges are those that [`Edges`] computes for the addresses of the pieces (`rewritten_as_written_anew`).
+//! 3. All memory that a launch touches is entered with the list's ticket once the launch is in the list. A piece is entered again when it is first
+//!    written, and when anything but this list has used its allocation, or has failed to (`arguments_are_never_stale`,
+//!    `an_overwrite_in_a_list_heals`). For a slab, the blocks that a launch names are entered, unless the last launch that touched it in the same
+//!    mode named the same blocks (`rewritten_as_written_anew`).
 //! 4. The outputs of an operation that was not launched are poisoned.
 //!
 //! More than 500 lines: the arrays change together.
@@ -70,9 +70,9 @@ pub(crate) struct List {
     kernels: Vec<ListedKernel>,
     /// How many operations this run has written.
     written: usize,
-    /// How many there were before it.
+    /// How many operations there were before this run.
     known: usize,
-    /// The first that was not in its place.
+    /// The first operation that was not in its place.
     cut_at: Option<usize>,
     /// Operations that differ from those that were [noted](Self::note_changes) last, by their numbers.
     changed: Vec<u32>,
@@ -80,9 +80,9 @@ pub(crate) struct List {
     edges_are: EdgesAre,
     /// No two pieces overlapped when the edges were computed.
     are_apart: bool,
-    /// Changes with the shape.
+    /// A number that changes with the shape.
     shape: u64,
-    /// Some of it is of another device than the stream.
+    /// Some of it belongs to a device other than the stream's.
     is_across: bool,
     scratch: Scratch,
     pub(super) refused: Option<Error>,
@@ -93,18 +93,18 @@ pub(crate) struct List {
 #[derive(Clone, Copy)]
 pub(crate) struct LaunchEntry {
     pub(crate) at: &'static Location<'static>,
-    /// It runs behind everything before it, and everything after it runs behind it, whatever they touch.
+    /// It runs behind everything before it and in front of everything after it, whatever they touch.
     pub(crate) is_barrier: bool,
 }
 
 /// An operation that used the stream while a list was open.
 pub(crate) struct Interruption {
-    /// The kernel's name, or the operation's.
+    /// The kernel's name, or, as an error, the operation's.
     pub(crate) name: Result<Arc<str>, &'static str>,
     pub(crate) at: &'static Location<'static>,
 }
 
-/// A list beside the last one of its place. Numbers are those of the first operation that makes the difference.
+/// How a list differs from the one that it replaces. Numbers are those of the first operation that differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListShape {
     Same,
@@ -129,7 +129,7 @@ struct Operation {
 
 struct ListedKernel {
     code: Arc<dyn KernelCode>,
-    /// The code's.
+    /// The address of the code.
     address: usize,
     function: Function,
 }
@@ -142,15 +142,15 @@ struct Touch {
 }
 
 struct Piece {
-    /// While this run has touched it.
+    /// Set once this run has touched it.
     memory: Option<Arc<Allocation>>,
     range: Range<u64>,
     tracking: Tracking,
-    /// This run has written it.
+    /// Whether this run has written it.
     is_written: bool,
     /// Where it is, or was in the last run.
     addresses: Range<u64>,
-    /// Of a slab: the blocks that were named last, for each mode.
+    /// For a slab: the blocks named last, for each mode.
     named: Vec<SharedBlocks>,
 }
 
@@ -158,7 +158,7 @@ struct Piece {
 struct SharedBlocks {
     mode: Mode,
     blocks: Vec<u32>,
-    /// It was a launch of this run.
+    /// Whether a launch of this run named them.
     is_entered: bool,
 }
 
@@ -178,7 +178,7 @@ struct Scratch {
     index: HashMap<Key, u32>,
     is_indexed: bool,
     order: Vec<u32>,
-    /// Kernels that are in no operation any more.
+    /// Kernels that no operation launches any more.
     unused: Vec<ListedKernel>,
 }
 
@@ -191,7 +191,7 @@ fn key(memory: &Arc<Allocation>, range: &Range<u64>, tracking: Tracking) -> Key 
 /// No piece.
 const NONE: u32 = u32::MAX;
 
-/// A stretch of an array: what is an operation's.
+/// An operation's part of an array.
 #[derive(Clone, Copy)]
 struct Stretch {
     start: u32,
@@ -228,7 +228,7 @@ impl List {
         &self.edges
     }
 
-    /// Whether this run touches a part of the range.
+    /// Whether this run touches any part of the range.
     pub(crate) fn uses(&self, memory: &Arc<Allocation>, range: &Range<u64>) -> bool {
         self.pieces.iter().any(|piece| {
             let is_there = piece.memory.as_ref().is_some_and(|its| Arc::ptr_eq(its, memory));
@@ -236,7 +236,7 @@ impl List {
         })
     }
 
-    /// Whether the edges are those of what it remembers: not before a run that changed it is [finished](Self::finish).
+    /// Whether the edges are up to date: not until a run that changed the list is [finished](Self::finish).
     pub(crate) fn is_settled(&self) -> bool {
         self.edges_are == EdgesAre::Holding
     }
@@ -255,7 +255,7 @@ impl List {
         })
     }
 
-    /// Equal as long as the shape is.
+    /// A number that stays equal as long as the shape does.
     pub(crate) fn shape(&self) -> u64 {
         self.shape
     }
@@ -287,17 +287,17 @@ impl List {
         self.kernels.iter().map(|kernel| &kernel.code)
     }
 
-    /// This run has written something that is of another device than the stream.
+    /// Notes that this run uses a device other than the stream's.
     pub(crate) fn goes_across(&mut self) {
         self.is_across = true;
     }
 
-    /// Whether it did.
+    /// Whether this run uses a device other than the stream's.
     pub(crate) fn is_across(&self) -> bool {
         self.is_across
     }
 
-    /// Whether there is something in it that only a graph runs.
+    /// Whether it contains work that only a graph can run.
     pub(crate) fn needs_graph(&self) -> bool {
         let needs = |kernel: &ListedKernel| {
             matches!(kernel.function, Function::Captured(_) | Function::Record(_))
@@ -310,14 +310,14 @@ impl List {
         &self.changed
     }
 
-    /// From now on, operations change when they differ from what they are.
+    /// Makes the current operations the ones that [`changed`](Self::changed) compares with.
     pub(crate) fn note_changes(&mut self) {
         for number in self.changed.drain(..) {
             self.operations[number as usize].is_changed = false;
         }
     }
 
-    /// Whether it has the shape of another list, in whose place it comes: all of its operations count as changed then.
+    /// Whether it has the shape of the list that it replaces: then all of its operations count as changed.
     pub(crate) fn takes_place_of(&mut self, other: &List) -> bool {
         let kernels = |list: &List| -> Vec<usize> {
             let address = |known: &Operation| list.kernels[known.kernel as usize].address;
@@ -346,8 +346,8 @@ impl List {
         })
     }
 
-    /// Writes the next launch. `used` is called for each access that is new: the first that touches its piece, that writes it, or that names
-    /// these blocks of it; and for the others too, unless what the list has entered `holds`.
+    /// Writes the next launch. `used` is called for each new access: the first of this run that touches its piece, writes it, or names these
+    /// blocks of it; and for the others too, unless `holds`: the list's earlier entries are still valid.
     #[inline(always)]
     pub(super) fn write(
         &mut self,
@@ -398,7 +398,7 @@ impl List {
             if !pieces.get(touch.piece as usize).is_some_and(is_known) {
                 break;
             }
-            // The order that the caller relies on is that of the stream.
+            // The caller relies on the stream's order.
             is_barrier |= matches!(access.tracking, Tracking::ByCaller);
             found += 1;
             if !holds {
@@ -419,7 +419,7 @@ impl List {
         }
     }
 
-    /// Whether the next operation is of the kernel with that address, with as many arguments and accesses.
+    /// Whether the next operation launches the kernel with that address, with as many arguments and accesses.
     #[inline]
     fn is_in_place(&self, address: usize, args: Arguments<'_>, accesses: &[Access<'_>]) -> bool {
         self.operations.get(self.written).is_some_and(|known| {
@@ -447,7 +447,7 @@ impl List {
         }
     }
 
-    /// Adds a launch, whose pieces are not known yet.
+    /// Adds a launch whose pieces are not known yet.
     #[cold]
     fn push(
         &mut self,
@@ -485,7 +485,7 @@ impl List {
     }
 
     /// Enters an access that differs from the one in its place, or names blocks. Returns whether it is the first of this run that touches its
-    /// piece, the first that writes it, or the first that names these blocks of it.
+    /// piece, writes it, or names these blocks of it.
     fn touch(&mut self, place: usize, access: &Access<'_>) -> bool {
         let touch = &mut self.touches[place];
         if touch.mode != access.mode || touch.tracking != access.tracking {
@@ -524,7 +524,7 @@ impl List {
         number == next
     }
 
-    /// Finds the pieces that this run has touched; returns the first that is the same, for each.
+    /// Indexes the pieces that this run has touched; returns, for each piece, the first that equals it.
     fn index(&mut self) -> Vec<u32> {
         let Scratch { index, is_indexed, .. } = &mut self.scratch;
         *is_indexed = true;
@@ -537,7 +537,7 @@ impl List {
         numbered.collect()
     }
 
-    /// Ends what this run writes: how it is beside the last one. Its edges are complete then.
+    /// Ends this run and completes the edges; returns how the list differs from the last one.
     pub(crate) fn finish(&mut self) -> ListShape {
         let (len, known) = (self.written, self.known);
         if len < self.operations.len() {
@@ -563,15 +563,15 @@ impl List {
         }
     }
 
-    /// Computes the edges anew, if they may have changed; returns the first operation that waits for others than before.
+    /// Recomputes the edges if they may have changed; returns the first operation whose edges differ.
     fn settle(&mut self) -> Option<usize> {
         match std::mem::take(&mut self.edges_are) {
             EdgesAre::Holding => return None,
-            // The same pieces, each apart from the others, make the same edges wherever they are.
+            // The same pieces have the same edges at any addresses, if no two overlap.
             EdgesAre::Moved if self.are_apart && self.find_whether_apart(|_| true) => return None,
             EdgesAre::Moved | EdgesAre::Open => {}
         }
-        // Two of the last run may be one by now.
+        // Two pieces of the last run may have become the same.
         let numbers = self.index();
         self.touches.iter_mut().for_each(|touch| touch.piece = numbers[touch.piece as usize]);
         let List { operations, touches, pieces, edges, .. } = self;
@@ -590,7 +590,7 @@ impl List {
         }
         let new = builder.edges();
         let differing = edges.iter().zip(new).find(|(known, new)| known != new);
-        // In the order of the waiting operations.
+        // Edges are sorted by the waiting operation.
         let first = differing.map(|(known, new)| known.1.min(new.1));
         let first = first.or_else(|| {
             let more = edges.get(new.len()).or(new.get(edges.len()));
@@ -603,7 +603,7 @@ impl List {
         first.map(|number| number as usize)
     }
 
-    /// Whether no two pieces overlap that the library orders uses of. `counts` says which are looked at.
+    /// Whether no two tracked pieces overlap. `counts` selects the pieces to look at.
     fn find_whether_apart(&mut self, counts: impl Fn(usize) -> bool) -> bool {
         let (pieces, order) = (&self.pieces, &mut self.scratch.order);
         let tracked = pieces.iter().enumerate().filter(|(number, piece)| {
@@ -619,7 +619,7 @@ impl List {
         order.windows(2).all(|pair| addresses(pair[0]).end <= addresses(pair[1]).start)
     }
 
-    /// Takes kernels out that are in no operation any more. They are dropped later: the caller may hold a lock.
+    /// Removes kernels that no operation launches any more. They are dropped later: the caller may hold a lock.
     fn forget_kernels(&mut self) {
         if self.cut_at.is_none() {
             return;
@@ -640,10 +640,10 @@ impl List {
         (self.cut_at, self.is_across) = (None, false);
     }
 
-    /// Lets go of the memory that this run touched: not under a lock.
+    /// Releases the memory that this run touched; not to be called under a lock.
     pub(crate) fn release(&mut self) {
-        // The last first, so that the next run gets blocks from the stream's cache in the same order, and few operations
-        // change.
+        // Last piece first, so that the next run gets blocks from the stream's cache in the same order and few
+        // operations change.
         for piece in self.pieces.iter_mut().rev() {
             (piece.memory, piece.is_written) = (None, false);
             piece.named.iter_mut().for_each(|named| named.is_entered = false);
@@ -680,7 +680,7 @@ impl List {
     }
 }
 
-/// Whether as many numbers are the same. There are a few: a call that compares memory costs more than they do.
+/// Whether the numbers are the same. There are only a few: a call of `memcmp` would cost more.
 #[inline(always)]
 fn are_same<T: PartialEq + Copy>(known: &[T], new: &[T]) -> bool {
     let new = &new[..known.len()];
@@ -703,7 +703,7 @@ impl Piece {
         piece
     }
 
-    /// Whether the access is to this piece, which this run has touched.
+    /// Whether the access is to this piece and this run has touched the piece.
     #[inline]
     fn is(&self, access: &Access<'_>) -> bool {
         self.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, access.memory))
@@ -711,7 +711,7 @@ impl Piece {
             && self.tracking == access.tracking
     }
 
-    /// Whether the access names other blocks than the last one that touched it in the same way.
+    /// Whether the access names other blocks than the last access of this run with the same mode.
     fn names_others(&mut self, access: &Access<'_>) -> bool {
         let Some(BlockSet(blocks)) = access.named else { return false };
         let mode = access.mode;
@@ -720,7 +720,7 @@ impl Piece {
             self.named.len() - 1
         });
         let SharedBlocks { blocks: known, is_entered, .. } = &mut self.named[at];
-        // They are many: comparing is much less than entering.
+        // There are many blocks: comparing them is much cheaper than entering them.
         if std::mem::replace(is_entered, true) && known == blocks {
             return false;
         }
@@ -728,7 +728,7 @@ impl Piece {
         true
     }
 
-    /// This run touches it there; returns what that means for the edges.
+    /// Moves the piece to the access's memory; returns what that means for the edges.
     fn find(&mut self, access: &Access<'_>) -> EdgesAre {
         let Access { memory, range, .. } = access;
         let base = memory.ptr;
@@ -738,7 +738,7 @@ impl Piece {
             return EdgesAre::Holding;
         }
         let was_empty = std::mem::replace(&mut self.addresses, addresses).is_empty();
-        // An empty piece makes no edges.
+        // An empty piece has no edges.
         if was_empty == self.addresses.is_empty() { EdgesAre::Moved } else { EdgesAre::Open }
     }
 }

@@ -4,12 +4,12 @@
 //!
 //! | a list | its operations |
 //! |---|---|
-//! | open | have a ticket, and are not submitted |
-//! | put on the stream as it is | were launched one by one; none behind one that the driver refused |
+//! | open | have a ticket, but are not submitted |
+//! | put on the stream without a graph | were launched one by one, up to the first that the driver refused |
 //! | launched as a graph | see [`batch::region`](crate::batch) |
 //!
-//! An operation that touches fresh memory only is put on the stream in front of the open list, with the list's ticket. That is safe because
-//! the list keeps memory freed since it was recorded, so none of it can be that fresh memory.
+//! An operation that touches only fresh memory is put on the stream in front of the open list, with the list's ticket. That is safe because
+//! the list keeps the memory that it touches, so the fresh memory is none of it.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -38,7 +38,7 @@ impl List {
         self.code().any(|code| code.is_told())
     }
 
-    /// Notifies the libraries of the launch that is being submitted.
+    /// Notifies the libraries of the launch being submitted.
     pub(crate) fn tell(
         &self,
         raw: &Raw<'_>,
@@ -52,17 +52,17 @@ impl List {
         self.code().for_each(|code| code.tell_refused(error));
     }
 
-    /// The operation that had the list put on the stream early, if it was one.
+    /// The operation that had the list put on the stream early, if there was one.
     pub(crate) fn interrupted_by(&self) -> Option<&Interruption> {
         self.interrupted_by.as_ref()
     }
 
-    /// Why some of it was not launched, if something was not.
+    /// Why a part of it was not launched, if so.
     pub(crate) fn refused(&self) -> Option<&Error> {
         self.refused.as_ref()
     }
 
-    /// Launches its operations one by one; an error has the number of the first that the driver refused.
+    /// Launches its operations one by one; an error has the number of the first one that the driver refused.
     pub(crate) fn launch_each(&self, raw: &Raw<'_>) -> Result<(), (usize, DriverCode)> {
         (0..self.len()).try_for_each(|number| {
             let node = self.launch(number);
@@ -70,8 +70,8 @@ impl List {
         })
     }
 
-    /// Has `put` make the list's driver calls for the turn's next ticket; returns their number, including those for time
-    /// stamps.
+    /// Has `put` make the list's driver calls for the turn's next ticket; returns their number, including those for
+    /// timestamps.
     pub(super) fn traced<R>(
         &self,
         turn: &mut Turn<'_, '_>,
@@ -132,7 +132,7 @@ impl Listed for List {
 }
 
 /// Appends a launch that [is plain](Footprint::is_plain) to the owner's list on `stream`, if that is the open one and the thread and the
-/// device take work; returns the list's ticket. Of `None` the caller learns the reason from [`submit_listed`].
+/// device accept work; returns the list's ticket. After `None`, [`submit_listed`] tells the caller the reason.
 #[inline(always)]
 pub(crate) fn append(
     stream: &Arc<StreamState>,
@@ -148,7 +148,7 @@ pub(crate) fn append(
 }
 
 /// Appends a launch to the owner's list on `stream`, as [`submit`](super::submit) would put it there. The flag beside the footprint is
-/// what [`Footprint::is_plain`] says of the launch. Returns the list's ticket.
+/// [`Footprint::is_plain`]. Returns the list's ticket.
 pub(crate) fn submit_listed(
     stream: &Arc<StreamState>,
     (footprint, is_plain): (&mut Footprint<'_>, bool),
@@ -167,7 +167,7 @@ pub(crate) fn submit_listed(
     })
 }
 
-/// Writes a launch to the open list, which is its owner's; returns the list's ticket.
+/// Writes a launch to the open list, which belongs to the launch's owner; returns the list's ticket.
 #[inline(always)]
 fn write(
     turn: &mut Turn<'_, '_>,
@@ -179,7 +179,7 @@ fn write(
     let ticket = stream.progress.timeline.submitted() + 1;
     let list = turn.list().and_then(|list| (list as &mut dyn Any).downcast_mut::<List>());
     let Some(list) = list else { unreachable!("the owner opened it") };
-    // What the list entered holds if nothing else has used the memory since, or has failed to.
+    // The list's earlier entries hold if nothing else has used the memory since, or has failed to.
     list.write(launch, footprint, entry, is_plain, |access| {
         if matches!(access.tracking, Tracking::Tracked) {
             access.enter(&stream.progress, ticket);
@@ -188,7 +188,7 @@ fn write(
     ticket
 }
 
-/// Puts an operation that touches fresh memory alone in front of the owner's list; returns the list's ticket.
+/// Puts an operation that touches only fresh memory in front of the owner's list; returns the list's ticket.
 pub(crate) fn submit_in_front(
     stream: &Arc<StreamState>,
     footprint: &mut Footprint<'_>,
@@ -204,7 +204,7 @@ pub(crate) fn submit_in_front(
         }
         wait_in_front(turn, footprint)?;
         let result = calls(&Raw::of(turn));
-        // The list's first launch is directly behind that.
+        // The list's first launch comes directly behind it.
         turn.stream.overlap.demand_full(turn.stream.progress.timeline.submitted());
         if !matches!(result, Err(Refusal::OutOfMemory { .. })) {
             lend(footprint.take_lent(), turn, ticket);
@@ -213,7 +213,7 @@ pub(crate) fn submit_in_front(
     })
 }
 
-/// Records in the open list, if there is one, which operation has it put on the stream.
+/// Records in the open list, if there is one, which operation forces it onto the stream.
 #[cold]
 pub(super) fn interrupt(
     turn: &mut Turn<'_, '_>,
@@ -227,8 +227,8 @@ pub(super) fn interrupt(
     }
 }
 
-/// Ensures that the owner's list is the open one. Another owner's list is put on the stream for that, and may be refused: its
-/// outputs are then poisoned.
+/// Ensures that the owner's list is the open one. Another owner's open list is first put on the stream, and may be refused:
+/// its outputs are then poisoned.
 fn open_list(
     turn: &mut Turn<'_, '_>,
     footprint: &Footprint<'_>,
@@ -272,7 +272,7 @@ fn in_turn(
     })
 }
 
-/// Writes a launch to a list that belongs to no stream: its uses are tracked nowhere, but told to `used` as by [`List::write`].
+/// Writes a launch to a list that belongs to no stream: its uses are not tracked, only passed to `used` as in [`List::write`].
 pub(crate) fn record(
     list: &mut List,
     engine: &Engine,

@@ -1,15 +1,15 @@
 //! [`MemoryKernels`]: fills and copies of device memory as launches, for lists of launches.
 //!
-//! The driver's memcpy and memset nodes would need no kernels. But a memcpy node rejects other addresses of the memory pool, updating a memset node
-//! takes twice as long as updating a launch, and neither takes a pattern of more than four bytes or rows that change.
+//! The driver's memcpy and memset nodes would need no kernels. But a memcpy node cannot be updated to other addresses of the memory pool, updating
+//! a memset node takes twice as long as updating a launch, and neither takes a pattern of more than four bytes or rows that change.
 //!
 //! | a device | its fills and copies inside a list |
 //! |---|---|
-//! | CUDA, the images load | are launches of `kernels/fill_bytes.cu`, `kernels/copy_rows.cu` and `kernels/copy_pieces.cu` |
-//! | CUDA, they do not | end the list; a graph refuses them |
+//! | CUDA, kernels loaded | are launches of `kernels/fill_bytes.cu`, `kernels/copy_rows.cu` and `kernels/copy_pieces.cu` |
+//! | CUDA, kernels not loaded | end the list; a graph refuses them |
 //! | host | are launches of the twins |
 //!
-//! They are loaded when the device is opened: later, loading would wait for everything that runs. Machine code is used if available: the
+//! They are loaded when the device is opened: later, loading would wait for all running work. Machine code is used if available: the
 //! driver's compiler would delay a machine's first device by a tenth of a second.
 
 use std::convert::Infallible;
@@ -29,10 +29,10 @@ use super::code::{KernelCode, KernelLaunch};
 
 pub(crate) mod pieces;
 
-/// Threads of a block, and the most blocks of a grid: enough to fill a large GPU.
+/// Threads per block, and the most blocks per grid: enough to fill a large GPU.
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 1024;
-/// The driver's limit of a grid's second extent.
+/// The driver's limit on a grid's second dimension.
 const MOST_ROWS: u64 = 65535;
 
 pub(crate) struct MemoryKernels {
@@ -50,7 +50,7 @@ struct MemoryKernel {
 }
 
 impl MemoryKernels {
-    /// The device's.
+    /// The kernels of the device, loaded if they are not yet.
     pub(crate) fn of(home: &Home) -> Arc<MemoryKernels> {
         let engine = &home.engine;
         let load = || {
@@ -134,7 +134,7 @@ impl MemoryKernel {
     }
 }
 
-/// Machine code for compute capabilities 7, 8 and 9, and PTX for all. The code for 9 waits first: `kernels/build.py` checks that.
+/// Machine code for compute capabilities 7, 8 and 9, and PTX for all others. The code for 9 waits first: `kernels/build.py` checks that.
 type Images = [&'static [u8]; 4];
 
 fn load(engine: &Engine, entry: &str, images: Images) -> DriverResult<(Function, RawModule)> {
@@ -158,13 +158,13 @@ fn load_image(
     image: &[u8],
     waits_first: bool,
 ) -> DriverResult<(Function, RawModule)> {
-    // PTX ends with a zero; and the driver reads machine code as words.
+    // PTX must end with a zero, and the driver reads machine code as words.
     let image = [image, b"\0"].concat();
     let module = engine.backend.load(&image, &mut String::new())?;
     // SAFETY: the module was loaded just now, and every holder of the function keeps it.
     let function = unsafe { engine.backend.function(module, entry) };
     let function = function.inspect_err(|_| {
-        // SAFETY: nothing of it was launched. Refused, it stays loaded.
+        // SAFETY: nothing of it was launched. If the call is refused, it stays loaded.
         unsafe { engine.backend.unload(module) }.ok();
     });
     let function = RawFunction { waits_first, ..function? };
@@ -186,7 +186,7 @@ impl Drop for MemoryKernel {
     }
 }
 
-/// A launch of one of them, before it is anywhere.
+/// A launch of one of the kernels, before it is submitted or recorded.
 pub(crate) struct MemoryLaunch<'k> {
     kernel: &'k Arc<MemoryKernel>,
     shape: LaunchShape,
@@ -224,7 +224,7 @@ impl MemoryKernels {
         Some(kernel.with(blocks, 1, args))
     }
 
-    /// The launch that copies rows between memory of the device; `None` for rows on the host.
+    /// The launch that copies rows within the device's memory; `None` for rows on the host.
     pub(crate) fn copy(&self, copy: &RowCopy) -> Option<MemoryLaunch<'_>> {
         let kernel = self.copy.as_ref()?;
         let (Place::Device(to), Place::Device(from)) = (copy.to, copy.from) else { return None };
@@ -233,7 +233,7 @@ impl MemoryKernels {
             (row_bytes, rows) = (row_bytes * rows, 1);
         }
         let pitches = if rows == 1 { 0 } else { to_pitch | from_pitch };
-        // The largest power of two that divides all of them, and 16.
+        // The largest power of two that divides all of them and 16.
         let unit = 1u32 << (to.0 | from.0 | pitches | 16).trailing_zeros();
         let extent = |pitch: u64| (rows - 1) * pitch + row_bytes;
         let mut args = ArgBlock::default();

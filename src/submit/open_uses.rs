@@ -2,8 +2,8 @@
 //!
 //! | the uses | are kept as | while |
 //! |---|---|---|
-//! | of a loan that borrows | they were declared | the borrows of the memory last |
-//! | of one that outlives the borrows | shares of the memory | the buffers may be moved and dropped |
+//! | of a loan that borrows | the declared uses | the borrows of the memory last |
+//! | of a loan that outlives the borrows | shares of the memory | the buffers may be moved and dropped |
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub(crate) enum OpenUses<'a> {
 pub(crate) struct SharedUses {
     name: &'static str,
     held: SmallVec<[Held; 2]>,
-    /// Values lent until the end is complete.
+    /// Values lent until the loan's end is complete.
     lent: LentValues,
     commands: u32,
 }
@@ -58,7 +58,7 @@ impl<'a, P> Uses<'a, P> {
         for access in footprint.accesses.tracked() {
             access.memory.check_is_in_no_graph(&access.range, "lending memory")?;
         }
-        // Before the contents are checked: a failure in between is told as well. Nobody else writes the inputs from here on.
+        // Before the contents are checked, so that a failure in between is reported too. Nothing else writes the inputs from here on.
         let inputs = LateOutcomes::of_inputs(footprint);
         let lent = footprint.begin_loan();
         submit(footprint)?;
@@ -75,7 +75,7 @@ impl OpenUses<'_> {
         }
     }
 
-    /// What the borrower puts on the stream.
+    /// How many commands the borrower puts on the stream.
     pub(crate) fn commands(&self) -> u32 {
         match self {
             OpenUses::Borrowed(declared) => declared.commands(),
@@ -83,7 +83,7 @@ impl OpenUses<'_> {
         }
     }
 
-    /// The uses with shares of the memory; what is lent is not here any more.
+    /// Converts to uses with shares of the memory; takes the lent values.
     pub(crate) fn share(&mut self) -> OpenUses<'static> {
         let (name, commands) = (self.name(), self.commands());
         let (held, lent) = self.with_footprint(|footprint| {
@@ -92,9 +92,9 @@ impl OpenUses<'_> {
         OpenUses::Shared(Box::new(SharedUses { name, held, lent, commands }))
     }
 
-    /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the work may go on, it is unknown
-    /// when the memory is free. Returns the failure of the inputs, if there was one meanwhile: the declared outputs have
-    /// failed then as well.
+    /// Ends the uses: `submit` enters them behind everything on the stream. If it cannot, and the work may go on, the memory is
+    /// leaked. Returns the failure of an input since the loan began, if there was one: then the declared outputs have failed as
+    /// well.
     pub(crate) fn close(
         &mut self,
         engine: &Arc<Engine>,
@@ -112,7 +112,7 @@ impl OpenUses<'_> {
         })
     }
 
-    /// Poisons the declared outputs with another library's error, which is returned as ours.
+    /// Poisons the declared outputs with another library's error; returns it as an error of this crate.
     pub(crate) fn fail(&mut self, error: Box<dyn std::error::Error + Send + Sync>) -> Error {
         let error = foreign(self.name().into(), error);
         self.with_footprint(|footprint| footprint.poison_entered(error))

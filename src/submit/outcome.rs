@@ -1,22 +1,22 @@
-//! [`RunOutcome`]: the outcome of another library's work, where it is known only after the work has run: a function on a host device, or
-//! work whose library reports failures from threads of its own ([`WorkOutcome`]).
+//! [`RunOutcome`]: the outcome of another library's work that is known only after the work has run: a function on a host device, or work
+//! whose library reports failures from its own threads ([`WorkOutcome`]).
 //!
 //! | the function, or the library | the declared outputs |
 //! |---|---|
-//! | has not failed | count as written |
+//! | does not fail | count as written |
 //! | fails after the submission | fail from then on, unless a later operation overwrote them |
 //! | fails during the submission | fail when the submission returns, before the caller has its buffers back |
 //!
-//! Operations submitted before the failure have read the old contents. Their futures report the failure, and their outputs fail too: each
-//! of them [depends](Dependency) on the outcomes of what it read.
+//! Operations submitted before the failure have read invalid data. Their futures report the failure, and their outputs fail too: each
+//! operation [depends](Dependency) on the outcomes of its inputs.
 //!
-//! An outcome whose work is complete is [over](RunOutcome::is_over), whatever still refers to it.
+//! An outcome whose work is complete is [over](RunOutcome::is_over), even if it is still referred to.
 //!
 //! # Invariants
-//! 1. Data that a later operation overwrote stays valid (`a_late_failure_leaves_what_was_overwritten`), even if that operation is in the
+//! 1. Data that a later operation wrote stays valid (`a_late_failure_leaves_what_was_overwritten`), even if that operation is in the
 //!    same list and has the same ticket (`a_late_failure_leaves_what_its_list_overwrote`).
 //! 2. It keeps no memory (`a_late_failure_of_memory_that_is_gone`).
-//! 3. Every reader of its outputs fails, submitted before the failure or after it, direct or indirect
+//! 3. Every reader of its outputs fails, direct or indirect, whether submitted before the failure or after it
 //!    (`a_late_failure_reaches_every_reader`), on any device (`a_late_failure_reaches_readers_of_other_devices`) and through any future
 //!    (`a_late_failure_goes_with_what_is_lent`).
 //!
@@ -47,49 +47,49 @@ use gpu_await_protocol::linked_outcome::LinkedOutcome;
 #[derive(Default)]
 pub(crate) struct LateOutcomes(RefCell<Option<Box<Dependencies>>>);
 
-/// Of one operation usually one: its own, which descends from those of its inputs.
+/// The outcomes that operations depend on. An operation usually has one: its own, which descends from those of its inputs.
 #[derive(Clone, Default)]
 pub(crate) struct Dependencies {
     known: SmallVec<[Dependency; 2]>,
-    /// While operations are submitted: the index from which on they are those of the last one.
+    /// While operations are being submitted: the index of the first outcome of the last operation.
     last: usize,
-    /// The outcomes that the inputs of the operation that is being submitted depend on.
+    /// The outcomes that the inputs of the operation being submitted depend on.
     read: Read,
 }
 
 type Read = SmallVec<[Arc<RunOutcome>; 1]>;
 
-/// An outcome that an operation's own depends on.
+/// An outcome that an operation depends on.
 #[derive(Clone)]
 pub(crate) struct Dependency {
     outcome: Arc<RunOutcome>,
-    /// The operation, if it read the work's outputs and is not the work itself.
+    /// The operation, if it read the work's outputs rather than being the work itself.
     reader: Option<OwnedName>,
-    /// Where that was submitted.
+    /// Where the reader was submitted.
     at: Option<&'static Location<'static>>,
 }
 
-/// The outcome of work, or of an operation that reads the outputs of several.
+/// The outcome of work, or of an operation that reads the outputs of several works.
 pub(crate) type RunOutcome = LinkedOutcome<LateOp, Weak<Allocation>, Error>;
 
 pub(crate) struct LateOp {
     op: OwnedName,
     /// The operation's point on its stream, once it has a ticket.
     at: OnceLock<Point>,
-    /// Nothing was submitted: the ticket is another operation's.
+    /// Nothing was submitted: the ticket belongs to another operation.
     is_refused: AtomicBool,
     /// Where the operation was submitted, once it was.
     place: OnceLock<&'static Location<'static>>,
 }
 
-/// How work that is already submitted ends, for a library that learns of a failure later than its call returns: from
+/// The outcome of submitted work, for a library that learns of a failure only after its call has returned: from
 /// [`RawQueue::outcome`](crate::RawQueue::outcome) or [`MemoryLoan::outcome`](crate::MemoryLoan::outcome).
 ///
-/// Whoever may learn of the failure keeps it until the operation is complete; kept longer, it says nothing and costs
-/// nothing but its own memory. Clones are the same outcome; dropping them all says that nothing fails any more.
+/// Keep it wherever a failure may become known until the operation is complete; kept longer, it has no effect and
+/// costs only its own memory. Clones are the same outcome; once all are dropped, the work can no longer be failed.
 ///
-/// Until then each operation that reads what the work wrote, or what a reader of that wrote, looks at the outcome. An operation that
-/// has an outcome of its own stands for those of its inputs: readers of a long chain of them look at the last one.
+/// Until then, each operation that reads the work's outputs, directly or through other operations, checks the outcome. An operation
+/// with an outcome of its own stands for the outcomes of its inputs: a reader at the end of a long chain checks only the last one.
 #[derive(Clone)]
 pub struct WorkOutcome(Arc<RunOutcome>);
 
@@ -112,13 +112,13 @@ impl WorkOutcome {
         refused
     }
 
-    /// Nothing of it was submitted, or nobody will say more of it.
+    /// Marks it as never completing: nothing of it was submitted, or its end will not be known.
     #[cold]
     pub(crate) fn has_no_end(&self) {
         self.0.work.is_refused.store(true, Ordering::SeqCst);
     }
 
-    /// Fails by those inputs of the loan, which is ending, that have failed since it began.
+    /// Fails the outcome of a loan that is ending if any of its inputs has failed since it began.
     pub(crate) fn inherits(&self, inputs: &Dependencies) {
         for Dependency { outcome, .. } in inputs.iter() {
             if let Some(error) = outcome.failure() {
@@ -132,18 +132,18 @@ impl WorkOutcome {
         Dependency::own(self.0.clone())
     }
 
-    /// Says that the work failed. The first failure counts.
+    /// Marks the work as failed. The first failure counts.
     ///
-    /// The operation's future resolves with [`ErrorDetail::Foreign`], whose source is `cause` (an [`Error`] of this crate stays
-    /// as it is), **when the work is complete on the device**: the library sees to it that it ends, and calls this before. What the
-    /// operation was declared to write counts as failed from now on, until it is overwritten, and operations that have read it,
-    /// or will, fail with [`ErrorDetail::Upstream`]. Once the host knows that the work is complete it is too late, and the call
-    /// changes nothing: the operation's future, or a reader's, may have been ready.
+    /// The operation's future resolves with [`ErrorDetail::Foreign`], whose source is `cause` (an [`Error`] of this crate stays as
+    /// it is), **when the work is complete on the device**: the library must ensure that the work ends, and call this before it
+    /// does. The operation's declared outputs count as failed from now on, until they are overwritten, and operations that have
+    /// read them, or will, fail with [`ErrorDetail::Upstream`]. Once the host knows that the work is complete, the call changes
+    /// nothing: the operation's future, or a reader's, may have been ready.
     ///
-    /// Any thread may call it. It does not block, and never calls the driver.
+    /// Any thread may call this. It does not block, and never calls the driver.
     ///
     /// # Panics
-    /// If making an error of `cause` does; the work counts as failed all the same.
+    /// If the conversion of `cause` panics; the work counts as failed all the same.
     pub fn fail(&self, cause: impl Into<Box<dyn StdError + Send + Sync>>) {
         match contain::hold(|| cause.into()) {
             Ok(cause) => self.0.fail_with(cause),
@@ -154,18 +154,18 @@ impl WorkOutcome {
         }
     }
 
-    /// Returns the failure, if the work has failed so far: by [`fail`](Self::fail), or as what it read from did. The operation's future
+    /// Returns the failure, if the work has failed so far: by [`fail`](Self::fail), or because an input failed. The operation's future
     /// resolves with it. Does not block, and never calls the driver.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.0.failure()
     }
 
-    /// Returns whether the work is known to be complete, or never runs: it was refused, or its device is lost. Before the work is
-    /// submitted it is neither; of a loan that ended on a thread that must not submit, nobody ever knows.
+    /// Returns whether the work is known to be complete or never to run, because it was refused or its device is lost.
+    /// Returns false before the work is submitted, and always for a loan that ended on a thread that must not submit.
     ///
-    /// Asks the device, or has a thread of this crate ask it where no driver call may be made. Does not block. Of work that nobody
-    /// awaits the first question places the marker that a later one finds.
+    /// Queries the device, or has a thread of this crate query it where no driver call may be made. Does not block. For work that
+    /// nothing awaits, the first call places a marker for later calls to find.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let LateOp { at, is_refused, .. } = &self.0.work;
@@ -191,7 +191,7 @@ impl Dependency {
         Dependency { outcome, reader: None, at: None }
     }
 
-    /// Of an operation of that name, which reads the work's outputs.
+    /// The dependency of an operation with that name that reads the work's outputs.
     fn of_reader(
         outcome: Arc<RunOutcome>,
         op: Name<'_>,
@@ -200,7 +200,7 @@ impl Dependency {
         Dependency { outcome, reader: Some(op.to_owned()), at }
     }
 
-    /// The operation.
+    /// The operation's name.
     fn name(&self) -> &OwnedName {
         self.reader.as_ref().unwrap_or(&self.outcome.work.op)
     }
@@ -209,8 +209,8 @@ impl Dependency {
         self.name().to_arc()
     }
 
-    /// The failure, if there was one; asked when the operation is complete. If there was none, there never will be: a future
-    /// says so.
+    /// Returns the failure, if there was one; called when the operation is complete. After that the work can no longer fail:
+    /// a future may have reported its success.
     pub(crate) fn check(&self) -> Result<()> {
         let Err((failed, error)) = self.outcome.tell() else { return Ok(()) };
         match self.reader {
@@ -225,38 +225,38 @@ impl Dependency {
 }
 
 impl LateOp {
-    /// The operation's error, with its line.
+    /// Adds the operation's line to its error.
     fn at_place(&self, error: Error) -> Error {
         self.place.get().into_iter().copied().fold(error, Error::called_at)
     }
 }
 
-/// What is done with the outcome of work.
+/// The operations on the outcome of work.
 pub(super) trait WorkOfOutcome: Sized {
     fn of(op: OwnedName, at: OnceLock<Point>) -> Arc<Self>;
 
-    /// The outcome of the operation of that name that is being submitted to `stream`, whose lock the caller
+    /// The outcome of the operation with that name that is being submitted to `stream`, whose lock the caller
     /// holds.
     fn of_next(op: Name<'_>, stream: &StreamState) -> Arc<Self>;
 
-    /// Whether its work is known to be complete: it can fail no more, and failed outputs are poisoned.
+    /// Whether its work is known to be complete: it can no longer fail, and failed outputs are poisoned.
     fn is_over(&self) -> bool;
 
-    /// The work failed.
+    /// Fails the work.
     fn fail_with(self: &Arc<Self>, error: Box<dyn StdError + Send + Sync>);
 
     fn poison_of(&self, error: &Error) -> Poison;
 
-    /// Poisons what it wrote there, unless another operation overwrote it.
+    /// Poisons the parts of `memory` that it wrote, unless another operation overwrote them.
     fn poison(self: &Arc<Self>, memory: &Allocation, poison: &Poison);
 
-    /// The operation that it is of was submitted, or one that reads its outputs alone: what they wrote depends on it.
+    /// Enters memory written by the outcome's operation, or by one that reads its outputs alone: the contents depend on it.
     fn enter_written(self: &Arc<Self>, memory: &Arc<Allocation>);
 
-    /// It reads the outputs of other work.
+    /// Links it to the producers of its inputs.
     fn reads<'p>(self: &Arc<Self>, producers: impl IntoIterator<Item = &'p Arc<RunOutcome>>);
 
-    /// Fails by a producer, before anything was entered for it.
+    /// Fails it with a producer's error, before anything was entered for it.
     fn inherits(&self, producer: &RunOutcome, error: &Error);
 }
 
@@ -330,7 +330,7 @@ impl Dependencies {
         (!known.is_empty()).then(|| Box::new(Dependencies { known, ..Dependencies::default() }))
     }
 
-    /// The first failure, if there was one; see [`Dependency::check`].
+    /// Returns the first failure, if there was one; see [`Dependency::check`].
     pub(crate) fn check(&self) -> Result<()> {
         self.iter().try_for_each(Dependency::check)
     }
@@ -359,7 +359,7 @@ impl LateOutcomes {
         self.0.take()
     }
 
-    /// The dependencies of the last submitted operation: a future other than its own may return its lent values.
+    /// The dependencies of the last submitted operation, for a future other than its own that returns its lent values.
     #[inline]
     pub(crate) fn of_last(&self) -> Option<Box<Dependencies>> {
         let all = self.0.borrow();
@@ -368,9 +368,9 @@ impl LateOutcomes {
         Dependencies::of(known)
     }
 
-    /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents: a
-    /// failure in between is found here, and an earlier one is seen there. Returns whether there is
-    /// [nothing to look for](Footprint::is_plain).
+    /// Finds the outcomes that an operation depends on through its inputs. Called before the operation checks the contents:
+    /// that check sees earlier failures, and the outcomes report later ones. Returns whether there is [nothing to look
+    /// for](Footprint::is_plain).
     #[inline(always)]
     pub(crate) fn look(&self, footprint: &Footprint<'_>, stream: &StreamState) -> bool {
         let is_used = self.is_used();
@@ -389,7 +389,7 @@ impl LateOutcomes {
         let mut found = Read::new();
         for access in footprint.accesses.tracked().filter(|access| access.memory.late.is_used()) {
             if access.mode == Mode::Overwrite {
-                // If it is refused, it poisons the range itself. A list's ticket does not tell it from an earlier writer.
+                // If the operation is refused, it poisons the range itself. In a list its ticket does not tell it from an earlier writer.
                 access.memory.late.leave(&access.range);
             } else {
                 find_late(access, &mut found);
@@ -405,7 +405,7 @@ impl LateOutcomes {
         }
     }
 
-    /// The outcomes that the inputs of an operation depend on, for one that is not submitted and reads when they are complete.
+    /// The outcomes that the inputs of an operation depend on, for a loan: its work is not submitted yet, and reads when they are complete.
     pub(crate) fn of_inputs(footprint: &Footprint<'_>) -> Option<Box<Dependencies>> {
         let mut found = Read::new();
         let late = footprint.accesses.tracked().filter(|access| access.may_be_late());
@@ -414,21 +414,21 @@ impl LateOutcomes {
         Dependencies::of(found.into_iter().map(reader).collect())
     }
 
-    /// The operation that is being submitted gets data of others' inputs, by a way that it does not declare.
+    /// Makes the operation being submitted depend on another's inputs, whose data it gets without declaring it.
     pub(crate) fn push_reader_of(&self, op: &'static str, inputs: &Dependencies) {
         let reader = RunOutcome::of(OwnedName::Verb(op), OnceLock::new());
         reader.reads(inputs.iter().map(|input| &input.outcome));
         self.push(Dependency::own(reader));
     }
 
-    /// Forgets the found outcomes: nothing of the operation was submitted.
+    /// Forgets the outcomes found: nothing of the operation was submitted.
     pub(crate) fn forget_read(&self) {
         if let Some(all) = &mut *self.0.borrow_mut() {
             all.read.clear();
         }
     }
 
-    /// Enters the outcome of the operation, for its future to report and for the readers of its outputs, if it was submitted.
+    /// If the operation was submitted, enters its outcome, for its future to report and for the readers of its outputs.
     #[inline]
     pub(crate) fn enter<E>(
         &self,
@@ -443,7 +443,7 @@ impl LateOutcomes {
         }
     }
 
-    /// Its own outcomes descend from those that it reads; without any it stands beside the one that it reads, or has one for several.
+    /// Outcomes of its own descend from those that it reads. Without any, the operation shares the one that it reads, or gets an outcome for several.
     #[cold]
     #[inline(never)]
     fn enter_late(
@@ -473,7 +473,7 @@ impl LateOutcomes {
         for Dependency { outcome, .. } in late.iter().filter(|late| late.reader.is_none()) {
             outcome.work.at.get_or_init(|| stream.point(ticket));
             outcome.work.place.get_or_init(|| at);
-            // It may have failed while it was submitted.
+            // It may have failed while it was being submitted.
             outcome.failure().into_iter().for_each(|error| drop(error.called_at(at)));
             outcome.reads(&read);
         }
@@ -503,7 +503,7 @@ fn find_late(access: &Access<'_>, found: &mut Read) {
     }
 }
 
-/// Another library's error as ours; an error of this crate stays as it is.
+/// Wraps another library's error; an error of this crate stays as it is.
 pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> Error {
     match error.downcast::<Error>() {
         Ok(ours) => *ours,
@@ -515,7 +515,7 @@ pub(super) fn foreign(op: Arc<str>, error: Box<dyn StdError + Send + Sync>) -> E
 mod tests {
     use super::*;
 
-    /// Each walk of it, and its drop.
+    /// Neither walking the chain nor dropping it recurses.
     #[test]
     fn a_long_chain_of_outcomes() {
         type Outcome = LinkedOutcome<usize, (), usize>;
@@ -529,7 +529,7 @@ mod tests {
             chain
         };
         let mut told = chain();
-        // Nobody else has those in between.
+        // Nothing else refers to those in between.
         told.drain(1..LEN - 1);
         assert!(told[1].tell().is_ok());
         told[0].fail(0, || false, |at| *at, |_, _, _| unreachable!("a reader was told"));

@@ -27,7 +27,7 @@ impl<V: Clone + Default> RangeMap<V> {
         self.stretches.iter()
     }
 
-    /// Changes the values of a range, whose parts may have different ones.
+    /// Changes the values of a range, which may differ between its parts.
     pub(super) fn change(&mut self, range: Range<u64>, mut change: impl FnMut(&mut V)) {
         let mut start = range.start;
         let mut at = self.stretches.partition_point(|(stretch, _)| stretch.end <= start);
@@ -54,7 +54,7 @@ impl<V: Clone + Default> RangeMap<V> {
         }
     }
 
-    /// Gives a range that was changed one value.
+    /// Gives a changed range a single value.
     pub(super) fn cover(&mut self, range: &Range<u64>, value: V) {
         let first = self.stretches.partition_point(|(stretch, _)| stretch.end <= range.start);
         if let Some((known, old)) = self.stretches.get_mut(first)

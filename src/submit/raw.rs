@@ -1,4 +1,4 @@
-//! The driver calls of an operation: on its own stream, with memory of its own footprint.
+//! The driver calls of an operation, on its own stream and with memory of its own footprint.
 //!
 //! This is the only caller of the backend's functions that touch memory.
 
@@ -28,7 +28,7 @@ pub(crate) enum Refusal {
     OutOfMemory {
         asked_bytes: u64,
     },
-    /// Code of the user's that put work on the stream failed.
+    /// The user's code that puts work on the stream failed.
     Foreign(Error),
     /// The device was closed while the submitter waited for its turn.
     Closed,
@@ -40,8 +40,7 @@ impl From<DriverCode> for Refusal {
     }
 }
 
-/// The driver, as an operation's closure sees it: its own stream, and memory that it put into its
-/// footprint.
+/// The driver, as an operation's closure sees it: its own stream, and the memory in its footprint.
 pub(crate) struct Raw<'a> {
     pub(super) stream: &'a Arc<StreamState>,
     pub(super) backend: &'a dyn Backend,
@@ -66,7 +65,7 @@ impl<'a> Raw<'a> {
 }
 
 impl Raw<'_> {
-    /// Adds to the note of the calls.
+    /// Updates the note of the calls.
     #[inline(always)]
     fn noted(&self, note: impl FnOnce(&mut Note)) {
         if let Some(cell) = self.note {
@@ -89,9 +88,9 @@ impl Raw<'_> {
         self.raw.0
     }
 
-    /// Allocates in stream order: what the stream gave up, or from the driver. The memory is the
-    /// claim's.
-    // STREAM: memory that the stream freed was used on it alone, in front of here. Memory taken over from
+    /// Allocates in stream order, from the stream's freed memory or from the driver. The claim owns the
+    /// memory.
+    // STREAM: memory that the stream freed was used only on it, in front of here. Memory taken over from
     // others is freed here, behind its last uses: those are complete, or waited for in front of here.
     pub(crate) fn alloc(&self, claim: &mut Claim<'_>) -> std::result::Result<DevicePtr, Refusal> {
         const INVALID_VALUE: i32 = 1;
@@ -103,12 +102,12 @@ impl Raw<'_> {
             // SAFETY: the driver stream is the stream's, and the claim keeps the event.
             unsafe { self.backend.stream_wait_event(self.raw, event.raw()) }?;
         }
-        // SAFETY: these blocks have no other user, and every use of them is in front of here.
+        // SAFETY: nothing else uses these blocks, and every use of them is in front of here.
         claim.free_blocks(|ptr| unsafe { self.backend.free(self.raw, ptr) })?;
         // SAFETY: the driver stream is the stream's.
         let allocated = unsafe { self.backend.alloc(self.raw, claim.block()) };
         let ptr = allocated.map_err(|code| match code.code {
-            // The size is the only argument that can be invalid: no device has so much.
+            // Only the size can be invalid: no device has so much memory.
             OUT_OF_MEMORY | INVALID_VALUE => Refusal::OutOfMemory { asked_bytes: claim.asked() },
             _ => code.into(),
         })?;
@@ -116,7 +115,7 @@ impl Raw<'_> {
         Ok(ptr)
     }
 
-    /// Has a host device refill reused memory like fresh memory, so that reads of unwritten memory show.
+    /// On a host device, fills reused memory like fresh memory, so that reads of unwritten memory are noticed.
     fn renew(&self, ptr: DevicePtr, bytes: u64) -> std::result::Result<(), Refusal> {
         if self.backend.kind() != DeviceKind::Host {
             return Ok(());
@@ -145,11 +144,11 @@ impl Raw<'_> {
         bytes: u64,
     ) -> DriverResult<()> {
         self.moved(TracedWork::ToHost, bytes);
-        // SAFETY: as in `copy_to_device`, the other way round.
+        // SAFETY: as in `copy_to_device`, in the other direction.
         unsafe { self.backend.copy_to_host(self.raw, dst, src, bytes) }
     }
 
-    /// Copies between two ranges of the footprint; the source may be another device's.
+    /// Copies between two ranges of the footprint; the source may belong to another device.
     pub(crate) fn copy(&self, dst: &Span<'_>, src: &Span<'_>) -> DriverResult<()> {
         let bytes = dst.range.end - dst.range.start;
         self.moved(TracedWork::Copy, bytes);
@@ -200,7 +199,7 @@ impl Raw<'_> {
 
     pub(crate) fn fill(&self, dst: DevicePtr, pattern: Pattern, count: u64) -> DriverResult<()> {
         self.moved(TracedWork::Fill, count * pattern.len as u64);
-        // SAFETY: `dst` has room for `count` patterns, see `copy_to_device`.
+        // SAFETY: `dst` holds `count` patterns, see `copy_to_device`.
         unsafe { self.backend.fill(self.raw, dst, pattern, count) }
     }
 
@@ -219,7 +218,7 @@ impl Raw<'_> {
         self.launch_as(function, shape, args)
     }
 
-    /// Launches a kernel that waits first, which may overlap with the launch in front of it, or a cooperative one, with which none overlaps.
+    /// Launches a kernel that waits first, and so may overlap with the launch in front of it, or a cooperative one, which overlaps with none.
     #[cold]
     #[inline(never)]
     fn launch_apart(
@@ -248,7 +247,7 @@ impl Raw<'_> {
         Ok(())
     }
 
-    /// What is in front of a refused launch is in front of the next one.
+    /// Has the next launch wait for everything in front of the refused one.
     #[cold]
     pub(crate) fn launch_refused(&self, code: DriverCode) -> Refusal {
         self.stream.overlap.demand_full(self.stream.progress.timeline.submitted() + 1);
@@ -272,8 +271,8 @@ impl Raw<'_> {
     /// Launches a captured kernel, whose graph the caller keeps.
     pub(super) fn launch_call(&self, call: &KernelCall) -> DriverResult<()> {
         self.moved(TracedWork::Foreign, 0);
-        // SAFETY: the library put the kernel with these arguments on a stream for the caller, who declared their memory for
-        // this operation as for that; the graph keeps the kernel loaded.
+        // SAFETY: the library put the kernel with these arguments on a stream for the caller, which declares the same
+        // memory for this operation as it did then; the graph keeps the kernel loaded.
         unsafe { self.backend.launch_call(call, self.raw) }
     }
 
@@ -283,7 +282,7 @@ impl Raw<'_> {
         unsafe { self.backend.host_fn(self.raw, callback, data) }
     }
 
-    /// Runs code of the user's that puts work on the stream. It must not unwind.
+    /// Runs the user's code that puts work on the stream. It must not unwind.
     #[inline]
     pub(super) fn foreign(&self, code: impl FnOnce()) -> DriverResult<()> {
         self.moved(TracedWork::Foreign, 0);

@@ -26,9 +26,9 @@ pub struct RawQueue<'q> {
     pub(super) raw: &'q Raw<'q>,
     pub(super) name: Name<'q>,
     pub(super) memory: &'q Ranges,
-    /// If its work is captured.
+    /// Set if its work is being captured.
     pub(super) recorder: Option<&'q Recorder>,
-    /// The place for outcomes that are known only when the work runs.
+    /// Takes outcomes that are known only when the work runs.
     pub(super) outcomes: Option<&'q LateOutcomes>,
     pub(super) not_send: PhantomData<*const ()>,
 }
@@ -62,7 +62,7 @@ impl RawQueue<'_> {
         ErrorDetail::Unsupported { what, device: self.engine().label().to_owned() }.into()
     }
 
-    /// Returns the driver's handle of the stream: a `CUstream` as a number. On a host device it means nothing to a library.
+    /// Returns the driver's handle of the stream: a `CUstream` as a number. On a host device a library cannot use it.
     #[must_use]
     pub fn stream(&self) -> u64 {
         self.raw.handle()
@@ -90,11 +90,11 @@ impl RawQueue<'_> {
     /// Puts a Rust function on the stream of a host device, in place of what the library does on a GPU.
     ///
     /// The stream's worker runs it once, in stream order, after checking that every declared range is live. A panic in
-    /// it loses the device, as a fault of a kernel does. A function that can fail goes to [`try_host`](Self::try_host).
+    /// it loses the device, as a kernel fault does. Pass a function that can fail to [`try_host`](Self::try_host).
     ///
     /// # Errors
     /// [`ErrorDetail::Unsupported`]: not a host device; in a [`Graph`](crate::Graph), which needs a function that can run
-    /// more than once ([`host_each`](Self::host_each)). The loss of the device.
+    /// more than once ([`host_each`](Self::host_each)). If the device is lost, its loss.
     pub fn host(&self, twin: impl FnOnce() + Send + 'static) -> Result<()> {
         self.check_host()?;
         if self.recorder.is_some() {
@@ -118,17 +118,17 @@ impl RawQueue<'_> {
             .map_err(|code| self.raw.stream.refused(code))
     }
 
-    /// [`host`](Self::host) for a function that can fail: a library whose status is known only when it has run.
+    /// [`host`](Self::host) for a function that can fail: its status is known only once it has run.
     ///
     /// If it fails, the future of the operation (or of its batch) resolves with [`ErrorDetail::Foreign`], whose source is
-    /// the function's error; an [`Error`] of this crate stays as it is. What the operation was declared to write counts as
-    /// failed from then on, until it is overwritten: operations that are submitted later and read it fail with
+    /// the function's error; an [`Error`] of this crate stays as it is. The operation's declared outputs count as failed
+    /// from then on, until they are overwritten: operations that are submitted later and read them fail with
     /// [`ErrorDetail::Upstream`].
     ///
-    /// An operation that was submitted *before* the failure and reads that memory runs on whatever it holds. Its future fails likewise
-    /// when it is ready, and what it wrote counts as failed too.
+    /// An operation that was submitted *before* the failure and reads that memory still runs, on invalid data. Its future fails
+    /// likewise when it is ready, and its outputs count as failed too.
     ///
-    /// On a GPU device work has no status of its own; a library that learns of a failure in another way tells of it through an
+    /// On a GPU, device work has no status of its own; a library that learns of a failure in another way reports it through an
     /// [`outcome`](Self::outcome). Work that the library does on the host goes between
     /// [`MemoryLoan::ready`](crate::MemoryLoan::ready) and [`MemoryLoan::fail`](crate::MemoryLoan::fail) on every device.
     ///
@@ -178,8 +178,8 @@ impl RawQueue<'_> {
         Ok(())
     }
 
-    /// Returns the outcome of the operation, through which the library may say, after the call and from any thread, that the
-    /// work failed: a peer that is gone, a status that a thread of the library's finds.
+    /// Returns the outcome of the operation, through which the library can report a failure of the work after the call and
+    /// from any thread: a lost peer, or an error status that one of the library's threads finds.
     ///
     /// # Errors
     /// [`ErrorDetail::Unsupported`]: in the closure of a [`Graph`](crate::Graph), whose launches have outcomes of their own; see
@@ -216,15 +216,15 @@ impl RawQueue<'_> {
     }
 
     /// Has `told` called with the outcome of each launch, for work that [can be captured](crate::Uses::can_be_captured) and whose library
-    /// may learn that a launch failed. In a graph it is called in each launch of the graph, in front of the work, on the thread that
-    /// launches; it fails that launch alone, with all that the graph writes. Elsewhere the one launch is this operation, and it is called
-    /// at once.
+    /// may learn that a launch failed. In a graph, `told` is called in each launch of the graph, in front of the work, on the launching
+    /// thread; the outcome fails that launch alone, with everything that the graph writes. Elsewhere this operation is the only launch,
+    /// and `told` is called at once.
     ///
     /// An error of `told` refuses the launch, or the operation: [`ErrorDetail::Foreign`]. It runs under the same rules as the closure of
     /// [`enqueue`](crate::Stream::enqueue), and is dropped with the graph.
     ///
     /// `told` is also called for a launch of the graph that is refused before its work is submitted, for example because an input failed.
-    /// The outcome of that launch [has failed](WorkOutcome::failure) already: a library whose peers expect the launch may have to tell
+    /// The outcome of that launch [has failed](WorkOutcome::failure) already: a library whose peers expect the launch may have to notify
     /// them.
     ///
     /// # Examples
@@ -256,10 +256,10 @@ impl RawQueue<'_> {
     /// ```
     ///
     /// # Errors
-    /// Outside of a graph that of `told`.
+    /// Outside a graph, the error of `told`.
     ///
     /// # Panics
-    /// Outside of a graph if `told` does. In a graph a panic of `told` refuses the launch, with its message as the error.
+    /// Outside a graph, if `told` panics. In a graph a panic of `told` refuses the launch, with its message as the error.
     pub fn each_launch<E>(
         &self,
         mut told: impl FnMut(WorkOutcome) -> std::result::Result<(), E> + Send + 'static,
@@ -281,7 +281,7 @@ impl RawQueue<'_> {
     /// function, on one thread at a time.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`]: not a host device; the loss of the device.
+    /// [`ErrorDetail::Unsupported`]: not a host device. If the device is lost, its loss.
     pub fn host_each(&self, twin: impl FnMut() + Send + 'static) -> Result<()> {
         self.check_host()?;
         match self.recorder {

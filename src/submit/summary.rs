@@ -4,10 +4,10 @@
 //! |---|---|
 //! | read, and never written | a read |
 //! | overwritten before anything reads it | an overwrite |
-//! | read, and written then or later | read and written |
+//! | read, and written by the same or a later operation | a read and write |
 //!
 //! # Invariants
-//! 1. A byte is required to be readable before, and counts as written after, exactly as if the operations came one by one
+//! 1. A byte must be readable before, and counts as written after, exactly as if the operations came one by one
 //!    (`as_one_by_one`).
 #![forbid(unsafe_code)]
 
@@ -64,7 +64,7 @@ mod tests {
         #[test]
         fn as_one_by_one(operations in prop::collection::vec((0_u64..20, 0_u64..9, 0_usize..3), 0..12)) {
             let mut summary = Summary::default();
-            // For each byte: whether it has to be readable before, and whether it is written after.
+            // For each byte: whether it must be readable before, and whether it is written after.
             let mut bytes = [(false, false); 30];
             for (start, len, mode) in operations {
                 let mode = [Mode::Read, Mode::Overwrite, Mode::ReadWrite][mode];

@@ -1,4 +1,4 @@
-//! [`Traced`]: an operation's log entry while it is being submitted, for a [`Tracer`](crate::runtime::tracer::Tracer).
+//! [`Traced`]: the [`Tracer`](crate::runtime::tracer::Tracer)'s log entry for an operation that is being submitted.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -14,18 +14,18 @@ use crate::runtime::tracer::Between;
 use crate::runtime::{MarkedPoint, coop};
 use crate::thread::contain;
 
-/// No tracer, or the operation's: known at compile time, because extra instructions are too many.
+/// No tracer, or the operation's entry; chosen at compile time, so that an untraced submission has no extra instructions.
 pub(super) trait TracedAs {
     /// The commands that the operation adds to the stream's queue: a timed event takes a slot there, as a
     /// launch does.
     const COMMANDS: u32;
-    /// Where its driver calls are noted, if anywhere.
+    /// The note that its driver calls update, if there is one.
     fn note(&self) -> Option<&Cell<Note>>;
-    /// The waits are on the stream, and the driver calls come next.
+    /// Called between the waits and the driver calls.
     fn starts(&self, raw: &Raw<'_>);
-    /// The driver calls are made.
+    /// Called after the driver calls.
     fn ends(&self, raw: &Raw<'_>);
-    /// It has a ticket; called under the lock of its stream.
+    /// Enters it with its ticket; called under the lock of its stream.
     fn enter(self, stream: &StreamState, ticket: u64, waits_for: &[MarkedPoint]);
 }
 
@@ -38,12 +38,12 @@ pub(super) struct Traced {
     /// The kind of its driver calls.
     note: Cell<Note>,
     events: Option<Between>,
-    /// Without one of its events it has no time.
+    /// Set if one of its events was not recorded.
     is_untimed: Cell<bool>,
 }
 
 impl Traced {
-    /// An operation that is about to be submitted, if the log takes it. Calls the subscriber: not under a lock.
+    /// The entry of an operation about to be submitted, if the log takes it. Calls the subscriber: not to be called under a lock.
     #[cold]
     #[inline(never)]
     pub(super) fn of(
@@ -59,7 +59,7 @@ impl Traced {
         Some(Traced::new(stream, footprint.name().to_arc(), at, span))
     }
 
-    /// A list that is about to be submitted, under the lock of its stream.
+    /// The entry of a list about to be submitted, under the lock of its stream.
     #[cold]
     #[inline(never)]
     pub(super) fn of_list(
@@ -92,7 +92,7 @@ impl Traced {
         Traced { name, at, span, task, submitted_ns, note, events, is_untimed }
     }
 
-    /// It consists of this many launches, alone or in a graph.
+    /// Notes how many launches it consists of, one by one or in a graph.
     pub(super) fn launched(&self, launches: usize) {
         let mut note = self.note.get();
         note.launches = launches as u32;
@@ -157,7 +157,7 @@ impl TracedAs for Traced {
         };
         let events = events.filter(|(start, end)| {
             if is_untimed.get() {
-                // Either may be pending: a refused record may be made all the same.
+                // Either may be pending: a refused record may have been made all the same.
                 start.spoil();
                 end.spoil();
             }

@@ -1,7 +1,7 @@
 //! A device that runs lists and streams in the worst order that edges, their kinds and the driver's attribute allow.
 //!
-//! One operation is held back: it does not complete. Everything else happens as soon as it may, and what has an effect then must not have to
-//! be behind the operation that is held. Holding back more would only make others later, so holding each one in turn finds every wrong order.
+//! One operation is held: it does not complete. Everything else happens as early as allowed, and no operation that must be behind the held
+//! one may have an effect. Holding more operations would only delay others, so holding each one in turn finds every wrong order.
 //!
 //! | a kernel | is launched behind a full edge | behind a programmatic one |
 //! |---|---|---|
@@ -10,14 +10,14 @@
 //! | that does not | when it starts | when it starts |
 //! | triggers | when it may have an effect, or at its start if it does not wait first | likewise |
 //!
-//! Buffers are freed and their blocks used again: what counts are addresses. `GPU_AWAIT_OVERLAP_LISTS` is the number of lists and of streams.
+//! Buffers are freed and their blocks reused: only addresses count. `GPU_AWAIT_OVERLAP_LISTS` is the number of lists and of streams.
 #![forbid(unsafe_code)]
 
 use gpu_await_protocol::overlap::Overlap;
 
 use super::{Edge, EdgeKind, Edges, Node, kinds};
 
-/// A few in every run of the tests; 20 million take some minutes with optimization.
+/// Few enough for every test run; 20 million take some minutes in a release build.
 const LISTS: u64 = 3_000;
 const BLOCKS: u64 = 5;
 const CELLS: u64 = 4;
@@ -78,10 +78,10 @@ impl RandomList {
     fn fill(&mut self, random: &mut Random) {
         self.operations.clear();
         self.edges.clear();
-        // Buffers by their blocks: one that is dropped gives its block to the next.
+        // The current buffer of each block: a dropped buffer's block goes to the next one.
         let mut lives = [0_u64; BLOCKS as usize];
         let long = 2 + random.below(11);
-        // Long chains as well as what is spread over all blocks.
+        // Long chains, and operations spread over all blocks.
         let blocks = 1 + random.below(BLOCKS);
         for _ in 0..long {
             let kernel_of = (!random.one_in(10)).then(|| u64::from(random.one_in(10)));
@@ -121,7 +121,7 @@ impl RandomList {
         self.kinds.extend(kinds(self.edges.edges(), |node| operations[node as usize].node));
     }
 
-    /// The first operation that has an effect while `held`, which it must be behind, is not complete.
+    /// The first operation that must be behind `held` and has an effect before `held` is complete.
     fn first_too_early(&self, held: usize) -> Option<usize> {
         let (mut has_triggered, mut is_complete) = (0_u32, 0_u32);
         let mut edges = self.kinds.iter().peekable();
@@ -133,7 +133,7 @@ impl RandomList {
                 let is_complete = is_complete >> first & 1 != 0;
                 if *kind == EdgeKind::Programmatic {
                     starts &= has_triggered >> first & 1 != 0;
-                    // More than the first are not documented to be waited for.
+                    // The wait is documented only for the first.
                     waited_for.get_or_insert(is_complete);
                 } else {
                     starts &= is_complete;
@@ -156,27 +156,28 @@ impl RandomList {
     }
 }
 
-/// Where part of a buffer is. Which life of its block it is in changes nothing.
+/// The addresses of part of a buffer; they do not depend on which buffer of the block it is.
 fn address(block: u64, _life: u64, start: u64, end: u64) -> std::ops::Range<u64> {
     block * 256 + start..block * 256 + end
 }
 
-/// What the driver has of a stream.
+/// A command of a stream, as the driver sees it.
 #[derive(Clone, Copy, Debug)]
 enum ModelCommand {
     /// Behind everything.
     Full,
     /// Behind the last command alone, for whose completion it waits.
     Early,
-    /// Behind the last command alone: it starts when that triggered, and waits for nothing. Others' kernels may be so.
+    /// Behind the last command alone: it starts when that has triggered, and waits for nothing. Other libraries' kernels may do this.
     Careless,
     /// Beside the last command, behind everything before that: a graph that ends in two kernels.
     Beside,
-    /// What another stream does: behind nothing, and waited for by what is behind everything.
+    /// Another stream's work: behind nothing; `Full` commands wait for it.
     Elsewhere,
 }
 
-/// Generates the commands of a stream; returns them, and how many launches may start early. The body of each launch of this crate must run after all commands in front of it.
+/// Generates a stream's commands; returns how many launches may start early. Each launch's body, if of this crate, must run after all earlier
+/// commands.
 fn random_stream(random: &mut Random, commands: &mut Vec<ModelCommand>) -> usize {
     let (overlap, mut ticket) = (Overlap::new(), 0);
     commands.clear();
@@ -200,7 +201,7 @@ fn random_stream(random: &mut Random, commands: &mut Vec<ModelCommand>) -> usize
             6 | 7 => {
                 commands.extend([ModelCommand::Full, ModelCommand::Careless]);
                 if random.one_in(2) {
-                    // That of the first kernel as well.
+                    // The first kernel starts early as well.
                     let at = commands.len() - 2;
                     commands[at] = ModelCommand::Careless;
                 }
@@ -225,14 +226,14 @@ fn random_stream(random: &mut Random, commands: &mut Vec<ModelCommand>) -> usize
     commands.iter().filter(|command| matches!(command, ModelCommand::Early)).count()
 }
 
-/// The first launch of this crate whose body runs while `held`, a command in front of it, is not complete.
+/// The first launch of this crate whose body runs before `held`, an earlier command, is complete.
 fn first_too_early(commands: &[ModelCommand], held: usize) -> Option<usize> {
     let (mut has_triggered, mut is_complete) = (0_u64, 0_u64);
     let has = |set: u64, number: usize| set >> number & 1 != 0;
     let all_before = |set: u64, number: usize| set & ((1 << number) - 1) == (1 << number) - 1;
     for (number, command) in commands.iter().enumerate() {
         let last = number.checked_sub(1);
-        // A wait for another stream is nothing that could be behind.
+        // A wait for another stream is not a command to be behind.
         let last = last.and_then(|last| {
             (0..=last).rev().find(|at| !matches!(commands[*at], ModelCommand::Elsewhere))
         });

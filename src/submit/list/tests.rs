@@ -1,4 +1,4 @@
-//! A list that is rewritten, beside one that is written anew.
+//! A rewritten list, compared with one written from scratch.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -35,13 +35,13 @@ struct TestLaunch {
     is_barrier: bool,
 }
 
-/// What becomes of a run after so many of its launches.
+/// A run, and where it ends.
 #[derive(Clone, Debug)]
 struct Rewrite {
     launches: Vec<TestLaunch>,
-    /// It is interrupted there.
+    /// It is interrupted after this many launches.
     ends_at: Option<usize>,
-    /// The graph has its launches from then on.
+    /// The graph is updated to its launches.
     is_noted: bool,
 }
 
@@ -66,21 +66,21 @@ fn launch() -> impl Strategy<Value = TestLaunch> {
     )
 }
 
-/// One thing of a list that is another in the next run.
+/// One change to a list for its next run.
 #[derive(Clone, Debug)]
 enum Change {
     Nothing,
     Value(usize, u8),
     Blocks(usize, u32),
     Barrier(usize),
-    /// Two buffers change places.
+    /// Swaps two buffers.
     Swap(usize, usize),
-    /// One is in the place of another as well.
+    /// Passes one buffer in place of another as well.
     Alias(usize, usize),
     Access(usize, TestLaunch),
-    /// An access reads, or writes, what it wrote or read.
+    /// Turns a read into a write, or back.
     Mode(usize),
-    /// It names other blocks.
+    /// Names other blocks.
     Named(usize, TestLaunch),
     Launch(usize, TestLaunch),
     More(TestLaunch),
@@ -186,7 +186,7 @@ impl Machine {
         Machine { buffers, slab: Arc::new(slab), kernels }
     }
 
-    /// Writes launches; returns the accesses that were told as new.
+    /// Writes launches; returns the accesses that were reported as new.
     fn write(&self, list: &mut List, launches: &[TestLaunch]) -> Entered {
         let mut entered = Entered::default();
         for TestLaunch { kernel, accesses, named, value, blocks, is_barrier } in launches {
@@ -202,7 +202,7 @@ impl Machine {
                 let span = Span { memory, range, tracking, named: Some(uses) };
                 footprint.touches_named(&span, *mode);
             }
-            // At another place, so that the slots differ as well.
+            // At another offset, so that the slots differ as well.
             if *value == 1 {
                 args.push_value(&[*value]);
             }
@@ -234,7 +234,7 @@ impl Machine {
     }
 }
 
-/// What a list told as new.
+/// The accesses that a list reported as new.
 #[derive(Default)]
 struct Entered {
     ranges: Vec<(usize, Range<u64>, Mode)>,
@@ -255,7 +255,7 @@ fn all(list: &List) -> Vec<Contents> {
 
 fn check(machine: &Machine, runs: &[Rewrite]) {
     let mut list = List::default();
-    // What a graph of the list's shape has, which is compiled or set whenever a run is noted.
+    // The launches in a graph of the list's shape, which is compiled or updated whenever a run is noted.
     let mut graph = (list.shape(), Vec::new(), Vec::new());
     let mut last = None;
     for Rewrite { launches, ends_at, is_noted } in runs {
@@ -263,7 +263,7 @@ fn check(machine: &Machine, runs: &[Rewrite]) {
         let ends_at = ends_at.filter(|end| *end < launches.len());
         let written = &launches[..ends_at.unwrap_or(launches.len())];
         let entered = machine.write(&mut list, written);
-        // Each byte that is used is entered, and as written if it is.
+        // Each byte used is entered, and each byte written is entered as written.
         for (buffer, range, mode, _) in written.iter().flat_map(|launch| &launch.accesses) {
             assert!(entered.ranges.iter().any(|(known, of, as_mode)| {
                 known == buffer && of == range && (as_mode.writes() || !mode.writes())
@@ -308,7 +308,7 @@ fn check(machine: &Machine, runs: &[Rewrite]) {
         }
         list.release();
         assert_eq!(list.accesses(0).count(), 0);
-        // Nothing piles up.
+        // No array keeps unused entries.
         let touches: usize = list.operations.iter().map(|known| known.touches.range().len()).sum();
         assert!(list.touches.len() == touches && list.kernels.len() <= 2);
         assert!(list.pieces.len() <= 2 * touches.max(8), "{} pieces", list.pieces.len());
@@ -325,7 +325,7 @@ proptest! {
     }
 }
 
-/// Once a run, however many launches name them.
+/// Once per run, however many launches name them.
 #[test]
 fn equal_blocks_are_entered_once() {
     let machine = Machine::new();

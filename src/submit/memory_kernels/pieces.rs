@@ -1,31 +1,31 @@
-//! The launch that copies many pieces: of device memory, of pinned memory, of other GPUs' memory that this one reaches.
+//! The launch that copies many pieces of device memory, pinned memory, or memory of other GPUs that this one can access.
 //!
-//! | pieces | the kernel finds them |
+//! | pieces | the kernel reads them from |
 //! |---|---|
-//! | up to [`FEW`] | among its own arguments |
-//! | more | in pinned memory that the operation is lent |
+//! | up to [`FEW`] | its own arguments |
+//! | more | pinned memory that the operation is lent |
 
 use super::{ArgBlock, Grid, LaunchShape, MemoryKernels, MemoryLaunch, THREADS};
 use crate::backend::DevicePtr;
 
-/// The most pieces that fit a kernel's parameters: those are 4,096 bytes on every GPU.
+/// The most pieces that fit in a kernel's parameters, which are 4,096 bytes on every GPU.
 pub(crate) const FEW: usize = 170;
 /// The bytes that a block copies at a time; as in the kernel.
 const PART_BYTES: u64 = 16 << 10;
 /// The blocks that a multiprocessor holds at once: 2,048 threads.
 const BLOCKS_A_MULTIPROCESSOR: u64 = 8;
 
-/// One piece as the kernel reads it: where to, where from, and how many bytes.
+/// One piece as the kernel reads it: destination, source, and number of bytes.
 pub(crate) type PieceWords = [u64; 3];
 
 impl MemoryKernels {
-    /// Whether there is the kernel that copies pieces.
+    /// Whether the kernel that copies pieces was loaded.
     pub(crate) fn copies_pieces(&self) -> bool {
         self.pieces.is_some()
     }
 
-    /// The launch that copies these pieces with no more blocks than `multiprocessors` hold. With `table`, that is where the kernel finds
-    /// them; without, there are at most [`FEW`].
+    /// The launch that copies these pieces with no more blocks than `multiprocessors` can hold. The kernel reads the pieces from
+    /// `table`; without one, there are at most [`FEW`].
     pub(crate) fn copy_pieces(
         &self,
         pieces: &[PieceWords],
@@ -70,7 +70,7 @@ pub(super) fn twin(_: &Grid, args: &ArgBlock) {
         table => unsafe { std::slice::from_raw_parts(table as *const PieceWords, count) },
     };
     for [to, from, bytes] in pieces {
-        // SAFETY: the operation names both ranges, which are live and its own when the stream gets there; pieces that overlap were
+        // SAFETY: the operation names both ranges, which are live and its own when the stream gets there; overlapping pieces were
         // refused.
         unsafe {
             std::ptr::copy_nonoverlapping(*from as *const u8, *to as *mut u8, *bytes as usize);
