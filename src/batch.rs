@@ -1,10 +1,10 @@
-//! Batches: the verbs, defined once, and what a batch returns.
+//! Batches: the verbs, defined once, and the values that a batch returns.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`queue`] | the verbs, and what a closure can do with the stream |
-//! | [`region`] | what a replayed batch remembers |
-//! | [`graph_list`] | the list of a graph while its closure runs |
+//! | [`region`] | what a replayed batch remembers of its runs |
+//! | [`graph_list`] | where launches are recorded: a graph's list while its closure runs |
 //! | [`finish`] | how a batch becomes a future, and the outcome of work that fails when it runs |
 //! | [`launch`] | launches, which replayed batches and graphs record |
 //! | [`report`] | the outcome of lists and graphs, and why |

@@ -1,12 +1,12 @@
 //! [`Graph`]: operations that are recorded once and launched together repeatedly.
 //!
 //! The closure that records them captures nothing: everything it uses belongs to the graph or is passed to each launch. So equal arguments
-//! give equal launches, the closure runs only when an argument changes, and no argument can be stale.
+//! give equal launches, the closure needs to run only when an argument changes, and no argument can be stale.
 //!
 //! | module | decides |
 //! |---|---|
 //! | [`across`] | a graph of several devices |
-//! | [`slots`] | what may be passed |
+//! | [`slots`] | the arguments that may be passed |
 //! | [`instance`] | a graph on one stream: when the closure runs, and when the graph is compiled |
 #![forbid(unsafe_code)]
 
@@ -37,15 +37,15 @@ use gpu_await_protocol::hazard::Mode;
 use instance::{Instance, Untold};
 use slots::{GraphArgs, GraphSlots, Passed, Seal};
 
-/// Operations that are written down once and launched together as one CUDA graph, with slots for the buffers
-/// and values that change.
+/// Operations that are recorded once and launched together as one CUDA graph, with slots for the buffers and
+/// values that change.
 ///
-/// [`Device::graph`] makes it from a closure that writes launches to a [`Queue`]. A launch takes one argument
-/// for each slot, is one operation like any other ([`Op`](crate::Op)), and puts one command on its stream,
+/// [`Device::graph`] makes it from a closure that puts launches on a [`Queue`]. A launch takes one argument
+/// for each slot, is an operation like any other ([`Op`](crate::Op)), and puts one command on its stream,
 /// however many nodes it has. The first launch on a stream runs the closure and compiles the graph there. A
-/// launch with other arguments than the last one on that stream (another buffer, another part, another value)
-/// runs the closure again and updates the nodes that differ; if kernels or their order differ too, the graph
-/// is compiled again. With the same arguments only the launch itself is left.
+/// launch with arguments other than those of the last one on that stream (another buffer, another part,
+/// another value) runs the closure again and updates the nodes that differ; if kernels or their order differ
+/// too, the graph is compiled again. A launch with the same arguments does nothing but launch the graph.
 /// [`replay`](crate::Stream::replay) runs the closure each time, and takes closures that capture.
 ///
 /// Fills and copies within the device count as launches, as do the fills of `zeros`, `ones` and `full`.
@@ -55,18 +55,18 @@ use slots::{GraphArgs, GraphSlots, Passed, Seal};
 ///
 /// [`Event::record_in`](crate::Event::record_in) records an event at a place in the graph, for its time.
 ///
-/// Nodes that touch different memory run side by side, whatever the order in which they are written.
-/// [`Device::graph_across`] makes a graph whose nodes are of several devices.
+/// Nodes that touch different memory run side by side, in whatever order they were recorded.
+/// [`Device::graph_across`] makes a graph with nodes on several devices.
 ///
-/// Clones are the same graph. Each stream has a compiled graph of its own, so that launches on several streams overlap.
+/// Clones are the same graph. Each stream has its own compiled graph, so launches on several streams overlap.
 ///
 /// # Ownership
 /// A graph owns its immutable state (kernels, weights) and, for each stream, the memory that its closure
-/// allocated; it keeps nothing that is passed to a launch. An allocation that finds no other memory takes
-/// memory of closures, behind the launches that use it, and the next launch runs the closure again. A graph
-/// keeps no stream open: its data for a stream goes when the stream's last other handle does. If it is
-/// dropped in flight, everything stays until the launches are complete, and is then dropped by a thread of
-/// this crate.
+/// allocated; it keeps none of the arguments of a launch. An allocation that finds no other memory takes
+/// memory that closures allocated, behind the launches that use it, and the next launch runs the closure
+/// again. A graph keeps no stream open: its data for a stream is dropped with the stream's last other handle.
+/// If the graph is dropped in flight, everything stays until the launches are complete, and is then dropped
+/// by a thread of this crate.
 ///
 /// # Examples
 /// ```
@@ -88,7 +88,7 @@ use slots::{GraphArgs, GraphSlots, Passed, Seal};
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 /// Slots have one dimension. A function that makes rows from a [`View`](crate::View) and a
-/// [`ViewMut`](crate::ViewMut) works for a stream, for the closures of `batch` and `replay`, and for a graph:
+/// [`ViewMut`](crate::ViewMut) works with a stream, in the closures of `batch` and `replay`, and in a graph:
 /// ```
 /// # use gpu_await::{Device, Grid, LaunchConfig, Slice2, SliceMut2, kernel};
 /// # kernel! {
@@ -121,7 +121,7 @@ use slots::{GraphArgs, GraphSlots, Passed, Seal};
 /// ```
 pub struct Graph<S: GraphSlots> {
     definition: Arc<dyn Definition<S>>,
-    /// The same.
+    /// The definition, as a value for compiled graphs to keep.
     kept: Kept,
     engine: Arc<Engine>,
     instances: Arc<Mutex<Vec<OnOneStream>>>,
@@ -136,17 +136,17 @@ struct OnOneStream {
 }
 
 impl OnOneStream {
-    /// Whether the stream has no handle any more. The instance is empty then.
+    /// Whether the stream has no handles left. The instance is then empty.
     fn is_gone(&self) -> bool {
         self.stream.strong_count() == 0
     }
 }
 
-/// Writes a graph's list.
+/// Records a graph's list.
 trait Definition<S: GraphSlots>: Send + Sync {
     fn record(&self, queue: &Queue<'_>, slots: S::Of<'_>) -> Result<()>;
 
-    /// The other devices that it writes launches of.
+    /// The other devices that its launches run on.
     fn others(&self) -> &[Device] {
         &[]
     }
@@ -172,13 +172,13 @@ where
 const NAME: &str = "a graph";
 
 impl Device {
-    /// Makes a graph of the launches that `closure` writes to the queue; see [`Graph`].
+    /// Makes a graph of the launches that `closure` puts on the queue; see [`Graph`].
     ///
-    /// The closure runs when the graph is launched with new arguments, not each time; side effects happen
-    /// only then. It captures nothing: it gets the queue, `state`, which the graph owns, and the argument for
-    /// each slot, so that none of its inputs can change unnoticed. A closure that captures does not compile;
-    /// `cargo build` reports that, `cargo check` may not, because it is known only after monomorphization.
-    /// The last note of the error names the line of the call.
+    /// The closure does not run on each launch, only on one with new arguments; its side effects happen only
+    /// then. It captures nothing: it gets the queue, `state`, which the graph owns, and the argument for each
+    /// slot, so none of its inputs can change unnoticed. A closure that captures does not compile; `cargo
+    /// build` reports that, `cargo check` may not, because it is known only after monomorphization. The last
+    /// note of the error names the line of the call.
     ///
     /// The queue accepts launches, fills and copies within the device, fresh memory (which the graph keeps),
     /// events by [`Event::record_in`](crate::Event::record_in), and work that [can be
@@ -208,27 +208,25 @@ impl<S: GraphSlots> Graph<S> {
         Graph { kept: definition.clone(), definition, engine, instances, report }
     }
 
-    /// Launches it with one argument for each slot: `&` a buffer or view for an [`In`](crate::In), `&mut` one for an
-    /// [`InOut`](crate::InOut) or [`Out`](crate::Out), a number for a number.
+    /// Launches the graph with one argument for each slot: `&` of a buffer or view for an [`In`](crate::In), `&mut`
+    /// of one for an [`InOut`](crate::InOut) or [`Out`](crate::Out), a number for a number.
     ///
-    /// Ready proves that all of its operations are *complete on the device*.
+    /// Ready proves that all operations of the graph are *complete on the device*.
     ///
     /// # Blocking
-    /// The first launch on a stream, and each that compiles again, takes 0.1 to 1 ms for 100 to 1,000 nodes. Nothing else compiles it: before
-    /// serving, launch it once on each stream, with arguments that are of no use yet.
-    /// If the driver needs more memory for graphs than ever before, the compilation waits for all running
-    /// kernels and delays launches of other threads. A launch also waits while another thread launches the
+    /// The first launch on a stream, and each that compiles again, takes 0.1 to 1 ms for 100 to 1,000 nodes. Nothing else compiles the graph:
+    /// before serving, launch it once on each stream, with dummy arguments. If the driver needs more memory for graphs than ever before, the
+    /// compilation waits for all running kernels and delays launches of other threads. A launch also waits while another thread launches the
     /// same graph on the same stream.
     ///
     /// # Errors
-    /// The error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read but was
-    /// never written or whose producer failed; [`ErrorDetail::WrongDevice`]; a lost or closed device.
-    /// Arguments for `InOut` and `Out` then count as failed. If the closure ignores the error of a call, what that was to write counts as
-    /// failed, and if other launches of the list use any of that argument, the whole launch fails. A graph that the driver does not compile is
-    /// launched operation by operation ([`report`](Self::report)).
+    /// The error that the closure returns; [`ErrorDetail::NotInGraph`]; memory that would be read but was never written or whose producer
+    /// failed; [`ErrorDetail::WrongDevice`]; a lost or closed device. Arguments for `InOut` and `Out` then count as failed. If the closure
+    /// ignores the error of a call, the outputs of that call count as failed, and if other launches of the list use any of that argument, the
+    /// whole launch fails. A graph that the driver does not compile is launched operation by operation ([`report`](Self::report)).
     ///
     /// # Panics
-    /// If the closure does; nothing is launched, and the arguments are unchanged.
+    /// If the closure panics; nothing is launched, and the arguments are unchanged.
     ///
     /// # Source
     /// `cuGraphInstantiate`, `cuGraphExecKernelNodeSetParams`, `cuGraphLaunch`.
@@ -238,7 +236,7 @@ impl<S: GraphSlots> Graph<S> {
         on.batch_of_one(|queue| self.put(queue, slots))
     }
 
-    /// Returns what became of its launches so far, on all streams.
+    /// Returns the outcomes of its launches so far, on all streams.
     #[must_use]
     pub fn report(&self) -> Report {
         *self.report.lock()
@@ -272,7 +270,7 @@ impl<S: GraphSlots> Graph<S> {
         }
         across::check_all_are_there(engine, self.definition.others())
             .map_err(|error| self.refuse(&passed, error))?;
-        // Not under the instance's lock: what the list kept ends with it.
+        // Not under the instance's lock: this drops the values that the list kept.
         queue.end_list(Name::Verb(NAME));
         let instance = self.instance(queue.handle);
         let submitted = {
@@ -286,7 +284,7 @@ impl<S: GraphSlots> Graph<S> {
             Ok(submitted) => return self.tell(queue, submitted),
             Err(taken) => taken,
         };
-        // Not under the lock, as the drop may free; and the closure may launch other graphs elsewhere.
+        // Not under the lock: the drop may free memory, and the closure may launch other graphs elsewhere.
         drop(released);
         let spans = passed.arrays.iter().map(|(span, _)| span);
         let graph_list = GraphList::of(std::mem::take(&mut recorded.list), engine, spans);
@@ -296,7 +294,7 @@ impl<S: GraphSlots> Graph<S> {
         recording.release_last();
         let (list, shares, events) = graph_list.finish();
         recorded.list = list;
-        // A refused call whose error the closure ignores fails its outputs; and if the list uses them, the launch.
+        // A refused call whose error the closure ignores fails its outputs, and if the list uses them, the launch.
         let closure = closure.and_then(|()| {
             if accesses::failures() == failures {
                 return Ok(());
@@ -305,11 +303,11 @@ impl<S: GraphSlots> Graph<S> {
             failed(&passed).find(used).map_or(Ok(()), |(_, error)| Err(error))
         });
         if let Err(error) = closure {
-            // What was compiled is of another list than this one, which was not compared to its end.
+            // The list was not compared to its end, so the compiled graph does not match it.
             drop((recorded, shares));
             return Err(self.refuse(&passed, error));
         }
-        // In the next launch the closure runs again, and fails them again.
+        // If outputs have failed, the next launch must run the closure again, which fails them again.
         let is_whole = failed(&passed).next().is_none();
         let recorded = Instance::new(recorded, events, &passed, is_whole);
         let outdated;
@@ -342,7 +340,7 @@ impl<S: GraphSlots> Graph<S> {
         (report, submitted.map_err(|error| poisoned(passed, error)))
     }
 
-    /// Counts a launch, and notifies subscribers, which are foreign code, under no lock.
+    /// Counts a launch, and notifies subscribers: foreign code, so under no lock.
     fn tell(&self, queue: &Queue<'_>, launch: (Report, Result<Untold>)) -> Result<()> {
         let (report, submitted) = launch;
         self.count(report);
@@ -382,13 +380,13 @@ impl<S: GraphSlots> Graph<S> {
     }
 }
 
-/// The arguments that may be written and have failed, and why.
+/// The writable arguments that have failed, with their errors.
 fn failed<'p>(passed: &'p Passed<'_>) -> impl Iterator<Item = (&'p Span<'p>, Error)> {
     let written = passed.arrays.iter().filter(|(_, written)| *written);
     written.filter_map(|(array, _)| Some((array, array.memory.failure(&array.range, NAME)?)))
 }
 
-/// Poisons every argument that may be written, and returns the error.
+/// Poisons every writable argument, and returns the error.
 fn poisoned(passed: &Passed<'_>, error: Error) -> Error {
     let mut footprint = Footprint::new(NAME);
     let written = passed.arrays.iter().filter(|(_, written)| *written);

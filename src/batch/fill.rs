@@ -30,7 +30,7 @@ impl<'s> Queue<'s> {
         self.scratch("empty", len)
     }
 
-    /// Memory that an operation of several launches works in.
+    /// Scratch memory for an operation of several launches.
     #[track_caller]
     pub(crate) fn scratch<T: Element>(
         &self,
@@ -65,7 +65,7 @@ impl<'s> Queue<'s> {
         self.verb(|| {
             let len = slab_len::<T>(blocks, block_len)?;
             let zero = Pattern { bytes: [0; 16], len: 1 };
-            // Not in a recorded list, which would have a share of the memory.
+            // Not through a recorded list, which would keep a share of the memory.
             let fill = |raw: &Raw<'_>, ptr, bytes| Ok(raw.fill(ptr, zero, bytes)?);
             let memory = self.make(|| Footprint::new("slab"), len, true, fill)?;
             Ok(DeviceSlab::new(memory, block_len))
@@ -134,8 +134,8 @@ impl<'s> Queue<'s> {
         Ok(made)
     }
 
-    /// Allocates, and runs `write` on the fresh memory. If no memory is left, the recorded list is submitted: memory that
-    /// only the list keeps is available behind it.
+    /// Allocates, and runs `write` on the fresh memory. If no memory is left, submits the recorded list first: memory
+    /// that only the list keeps becomes available behind it.
     pub(super) fn make<'a, T: Element>(
         &self,
         footprint: impl Fn() -> Footprint<'a>,
@@ -150,8 +150,8 @@ impl<'s> Queue<'s> {
         made
     }
 
-    /// If the driver refuses memory that should fit, it tries once more: with freed memory taken over, and the pool's unused
-    /// memory returned.
+    /// If the driver refuses memory that should fit, tries again with freed memory taken over and the pool's unused memory
+    /// returned.
     fn make_once<'a, T: Element>(
         &self,
         footprint: &impl Fn() -> Footprint<'a>,
@@ -195,7 +195,7 @@ impl<'s> Queue<'s> {
             if matches!(outlook.prospect, Prospect::Never) {
                 return Err(reach.refusal(engine, op(), bytes, &outlook).into());
             }
-            // If this is refused, there is nothing to return.
+            // A refusal means that there is nothing to return.
             engine.backend.pool_trim(0).ok();
             claim = self.claim(op, bytes, true)?;
             made = attempt(&mut claim);
@@ -203,7 +203,7 @@ impl<'s> Queue<'s> {
         }
         let (name, ticket) = match made {
             Ok(made) => made,
-            // Once more, after dropping the claim's memory.
+            // Computes the error again, after dropping the claim's memory.
             Err(failed) if is_short(&failed) => {
                 drop(claim);
                 engine.memory.account.lock().refuse(block(bytes));
@@ -227,13 +227,13 @@ impl<'s> Queue<'s> {
         MemoryInfo::out_of_memory(self.stream, op, bytes, self.budget())
     }
 
-    /// A queue whose allocations draw from that.
+    /// Has the queue's allocations draw from `allowance`.
     #[inline]
     pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
         Queue { draws: allowance, ..self }
     }
 
-    /// What allocations draw from: on a stream of another device not from this one's.
+    /// The allowance that allocations draw from, unless it belongs to another device.
     fn allowance(&self) -> Option<&'s Arc<Allowance>> {
         let here = self.stream.engine.state.id;
         self.draws.filter(|allowance| allowance.engine().state.id == here)

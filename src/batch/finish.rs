@@ -1,5 +1,5 @@
-//! How the operations of a queue become a future. The future also reports the failure of work that can fail when it runs, and of operations
-//! that read what such work wrote.
+//! How the operations of a queue become a future. The future also reports late failures: of work that can fail when it runs, and of
+//! operations that read its outputs.
 #![forbid(unsafe_code)]
 
 use crate::batch::queue::Queue;
@@ -10,8 +10,8 @@ use crate::op::{HostValue, Op, Points};
 use crate::submit::Dependencies;
 
 impl Queue<'_> {
-    /// A host value of the last submitted operation: valid if nothing that the operation read fails, whichever future
-    /// returns it.
+    /// A host value of the last submitted operation: whichever future returns it, it is valid only if none of the
+    /// operation's inputs fails.
     #[inline]
     pub(crate) fn proved<T: Send + 'static>(&self, value: HostValue<T>) -> HostValue<T> {
         value.if_none_failed(self.outcomes.of_last())
@@ -22,7 +22,7 @@ impl Queue<'_> {
         match result {
             Ok(value) => {
                 let Settled { value, points } = value.settle();
-                // Nothing was submitted that could have failed.
+                // Nothing was submitted whose failure would report the loss.
                 if self.last.get() == 0
                     && let Some(lost) = self.stream.engine.state.lost()
                 {
@@ -54,7 +54,7 @@ impl Queue<'_> {
         }
     }
 
-    /// The future of a value whose work may fail when it runs.
+    /// The future of a value whose work can fail when it runs.
     #[cold]
     #[inline(never)]
     fn finish_late<T: Send + 'static>(
@@ -64,7 +64,7 @@ impl Queue<'_> {
         outcomes: Box<Dependencies>,
     ) -> Op<T> {
         if self.stream.engine.options.verify {
-            // They have run.
+            // In verify mode the operations have already run.
             let failed =
                 outcomes.iter().find_map(|outcome| Some((outcome, outcome.check().err()?)));
             if let Some((outcome, cause)) = failed {

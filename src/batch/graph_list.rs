@@ -14,7 +14,7 @@ use crate::memory::view::Span;
 use crate::runtime::Engine;
 use crate::submit::{Footprint, KernelLaunch, LaunchEntry, List, SubmitError, record};
 
-/// Where launches are recorded before they are on the stream.
+/// Where launches are recorded before they are put on the stream.
 #[derive(Clone, Copy)]
 pub(super) enum Writer<'s> {
     /// The lists of a replayed batch.
@@ -26,24 +26,24 @@ pub(super) enum Writer<'s> {
 #[derive(Default)]
 pub(crate) struct GraphList {
     list: RefCell<List>,
-    /// The number of the device whose streams launch it.
+    /// The ID of the device whose streams launch it.
     home: u64,
-    /// Parts of the memory that was passed, by the address of its reference count: the caller borrows them.
+    /// The parts of memory passed as arguments, which the caller borrows; allocations are identified by the address of their reference count.
     passed: Vec<(usize, Range<u64>)>,
-    /// Other memory that the list touches: it is available for no other use while the closure borrows it, nor after
-    /// that.
+    /// Other memory that the list touches; it is not available for other uses, even once the closure no longer
+    /// borrows it.
     kept: RefCell<Vec<KeptByGraph>>,
     /// The events that each launch of the graph records.
     events: RefCell<Vec<Event>>,
-    /// The next launch is one.
+    /// Whether the next launch is a barrier.
     pub(super) barrier: Cell<bool>,
 }
 
-/// A list, the values that keep its memory until it is summed up, and its events.
+/// A list, the values that keep its memory until its uses are summarized, and its events.
 pub(crate) type FinishedList = (List, Vec<KeptByGraph>, Vec<Event>);
 
 impl GraphList {
-    /// For a launch on a stream of that device with these arguments; `list` is rewritten.
+    /// Rewrites `list` for a launch on a stream of device `home` with the arguments `passed`.
     pub(crate) fn of<'a>(
         mut list: List,
         home: &Engine,
@@ -55,7 +55,7 @@ impl GraphList {
         GraphList { list, home: home.state.id, passed, ..GraphList::default() }
     }
 
-    /// Writes a launch of a device down.
+    /// Records a launch of a device.
     pub(super) fn write(
         &self,
         engine: &Engine,
@@ -91,7 +91,7 @@ impl GraphList {
         Ok(())
     }
 
-    /// Writes the record of an event down.
+    /// Records the recording of an event.
     pub(super) fn record(
         &self,
         engine: &Engine,

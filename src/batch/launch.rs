@@ -1,4 +1,4 @@
-//! Launches, which replayed batches and graphs record, and how other operations are handled between them.
+//! Launches, which replayed batches and graphs record, and the handling of other operations between them.
 #![forbid(unsafe_code)]
 
 use std::panic::Location;
@@ -20,7 +20,7 @@ use crate::submit::{
     capture, submit_nothing,
 };
 
-/// While it exists, operations put on the queue are parts of one verb. It has the line where the queue was opened.
+/// While it exists, operations put on the queue are parts of one verb. On drop it restores the line where the queue was opened.
 struct InVerb<'q, 's>(&'q Queue<'s>, &'static Location<'static>);
 
 impl Drop for InVerb<'_, '_> {
@@ -41,7 +41,7 @@ impl<'s> Queue<'s> {
         self.recorded_by(Some(Writer::Graph(graph_list)), self.handle, self.home)
     }
 
-    /// A queue of another stream whose launches are recorded where this one's are.
+    /// A queue of another stream that records its launches in the same place as this one.
     pub(crate) fn beside<'d>(
         &'d self,
         handle: &'d Arc<StreamHandle>,
@@ -50,7 +50,7 @@ impl<'s> Queue<'s> {
         self.recorded_by(self.writer, handle, home)
     }
 
-    /// Opened at the same line.
+    /// Reports the same line as this queue.
     fn recorded_by<'d>(
         &'d self,
         writer: Option<Writer<'d>>,
@@ -61,12 +61,12 @@ impl<'s> Queue<'s> {
         Queue { writer, at: self.at.clone(), ..queue }
     }
 
-    /// Whether launches are recorded before they are on the stream.
+    /// Whether launches are recorded before they are put on the stream.
     pub(super) fn writes_down(&self) -> bool {
         self.writer.is_some()
     }
 
-    /// Fills memory of the footprint with this many patterns: as a launch where launches are recorded.
+    /// Fills memory of the footprint with `count` patterns; where launches are recorded, as a launch.
     pub(super) fn submit_fill(
         &self,
         footprint: &mut Footprint<'_>,
@@ -83,7 +83,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Copies rows between memory of the footprint, all of it on this device: as a launch where launches are recorded.
+    /// Copies rows between memory of the footprint, all of it on this device; where launches are recorded, as a launch.
     pub(super) fn submit_copy(
         &self,
         footprint: &mut Footprint<'_>,
@@ -101,8 +101,8 @@ impl<'s> Queue<'s> {
         matches!(self.writer, Some(Writer::Graph(_)))
     }
 
-    /// Adds an ordering that the data does not show: the next launch runs after everything before it, and
-    /// everything after that launch runs after it, whatever they touch.
+    /// Adds an ordering that the data does not imply: the next launch runs after everything before it and
+    /// before everything after it, whatever they touch.
     ///
     /// For [replayed batches](crate::Stream::replay) and [graphs](crate::Graph), whose launches run side by
     /// side where they touch different memory. Elsewhere the order of the stream is enough.
@@ -114,7 +114,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Runs a verb: whatever it fails with names the line that called it. A verb that another one calls is a part of that.
+    /// Runs a verb and adds the line that called it to its error. A verb that another verb calls is a part of that one.
     #[track_caller]
     #[inline]
     pub(crate) fn verb<R, E: AtLine>(
@@ -126,18 +126,18 @@ impl<'s> Queue<'s> {
             return put();
         }
         let _outermost = InVerb(self, self.at.replace(at));
-        // An `enqueue` may have been declared elsewhere.
+        // The uses of an `enqueue` may name another line.
         put().map_err(|error| error.at_line(self.at.get()))
     }
 
-    /// A part of what the user opened the queue for.
+    /// Runs `put` as a part of the call for which the user opened the queue.
     pub(crate) fn part<R>(&self, put: impl FnOnce() -> R) -> R {
         let _part = InVerb(self, self.at.get());
         self.in_verb.set(true);
         put()
     }
 
-    /// Submits a launch, or writes it down.
+    /// Submits or records a launch.
     #[inline(always)]
     pub(crate) fn submit_launch(
         &self,
@@ -151,7 +151,7 @@ impl<'s> Queue<'s> {
     }
 
     /// The checks of [`submit_launch`](Self::submit_launch) and [`submit`](Self::submit), for an operation that has nothing
-    /// to put on the stream: it counts as done only after them. Memory that a graph's closure is given has no contents yet.
+    /// to put on the stream: it counts as done only after them. Memory passed to a graph's closure has no contents yet.
     #[cold]
     pub(crate) fn submit_nothing(&self, footprint: &Footprint<'_>) -> Result<()> {
         let engine = &self.stream.engine;
@@ -159,7 +159,7 @@ impl<'s> Queue<'s> {
             (Some(error), _) => Err(error.without_line()),
             (None, None) => submit_nothing(self.stream, self.at.get(), footprint),
             (None, Some(Writer::Graph(_))) => footprint.validate(engine),
-            // The recorded list of a replayed batch counts as written, and continues.
+            // The outputs of the recorded list count as written, and the list continues.
             (None, Some(Writer::Replay(_))) => {
                 footprint.validate(engine).and_then(|()| footprint.check_contents())
             }
@@ -167,7 +167,7 @@ impl<'s> Queue<'s> {
         checked.map_err(|error| footprint.poison(error))
     }
 
-    /// [`submit`](Self::submit) of a launch where nothing is recorded, compiled on its own: it is the operation that there is most of.
+    /// [`submit`](Self::submit) for a launch where nothing is recorded; compiled separately, because it is the most frequent operation.
     #[inline]
     fn launch_now(
         &self,
@@ -188,7 +188,7 @@ impl<'s> Queue<'s> {
         Ok(())
     }
 
-    /// Writes a launch down: as often as there are nodes in a list, and mostly to find that it is where it was.
+    /// Records a launch: called for each node of a list, and usually finds it unchanged and in its place.
     #[inline(never)]
     fn launch_in(
         &self,
@@ -216,7 +216,7 @@ impl<'s> Queue<'s> {
         self.launch_in_run(run, footprint, launch)
     }
 
-    /// Writes a launch down that may be the first of a list, or one that is unlike most, if it can be in a list.
+    /// Records a launch that may be the first of a list or an unusual one; puts it on the stream if it cannot be in a list.
     #[inline(never)]
     fn launch_in_run(
         &self,
@@ -245,7 +245,7 @@ impl<'s> Queue<'s> {
         Ok(())
     }
 
-    /// Puts a launch on the stream that cannot be in a list.
+    /// Puts a launch that cannot be in a list on the stream.
     #[cold]
     #[inline(never)]
     fn launch_unlisted(
@@ -275,7 +275,7 @@ impl<'s> Queue<'s> {
         was_open
     }
 
-    /// Captures work of another library for the list of the graph.
+    /// Captures another library's work into the list of the graph.
     #[cold]
     pub(crate) fn record_captured(
         &self,
@@ -290,7 +290,7 @@ impl<'s> Queue<'s> {
         graph_list.write(&self.stream.engine, footprint, &work.launch(), self.at.get())
     }
 
-    /// Writes the record of an event to the list of the graph.
+    /// Records an event; in a graph, through the graph's list.
     #[cold]
     pub(crate) fn record_event(&self, event: &Event) -> Result<()> {
         match self.writer {

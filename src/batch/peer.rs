@@ -1,13 +1,13 @@
 //! Copies between devices.
 //!
-//! The copy is direct where the two devices can reach each other's memory. Otherwise it goes through pinned host memory, in parts: a stream
-//! of the source's device, made for this copy, fills a block and this stream empties it. A few blocks circulate; each stream learns from
-//! the other's events which blocks are empty or full. Nothing waits on the host.
+//! The copy is direct where the two devices have peer access. Otherwise it goes through pinned host memory in parts: a stream of the
+//! source's device, created for this copy, fills a block and this stream empties it. A few blocks circulate; each stream waits for the
+//! other's events to know which blocks are empty or full. Nothing waits on the host.
 //!
-//! The stream on the source's side belongs to the copy alone, so no other work queues behind it while it waits for this stream
+//! The source's stream belongs to this copy alone, so no other work queues behind it while it waits for this stream
 //! (`a_held_copy_through_the_host_delays_no_other`).
 //!
-//! In the list of a graph it is a launch that reads the other device's memory, and is refused where the device does not reach that.
+//! In the list of a graph the copy is a launch that reads the other device's memory, and is refused without peer access.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::thread::role;
 
 /// The part size of a copy through the host.
 const PART_BYTES: usize = 4 << 20;
-/// How many parts may be between the devices.
+/// How many parts may be in flight between the devices.
 const BLOCKS: usize = 4;
 
 impl Queue<'_> {
-    /// Copies all of `from`, which is another device's, to `to`; `footprint` names both.
+    /// Copies all of `from`, which belongs to another device, to `to`; `footprint` names both.
     pub(crate) fn copy_from_peer(
         &self,
         footprint: &mut Footprint<'_>,
@@ -47,7 +47,7 @@ impl Queue<'_> {
             Ok(false) if self.is_recording_graph() && same_kind => {
                 Err(graph_list::refused(footprint).into())
             }
-            // A device of another kind: refused with the right error.
+            // A device of another kind is refused in `submit`, with the right error.
             Ok(direct) if direct || !same_kind => {
                 self.submit(footprint, 1, &mut |raw| Ok(raw.copy(to, from)?))?;
                 Ok(())
@@ -68,7 +68,7 @@ impl Queue<'_> {
         let parts = bytes.div_ceil(PART_BYTES as u64) as usize;
         let blocks: Vec<Arc<PinnedBlock>> =
             (0..parts.min(BLOCKS)).map(|_| block()).collect::<Result<_>>()?;
-        // The two streams wait for single parts of each other's work, not for what lies behind them.
+        // The two streams wait for single parts of each other's work, not for later work.
         source.registry.set_exact();
         self.stream.engine.registry.set_exact();
         let mut emptied = [0; BLOCKS];
@@ -79,12 +79,12 @@ impl Queue<'_> {
 
             let mut down = Footprint::new("copy");
             down.reads(from);
-            // The destination's; only its host address is used here.
+            // The block belongs to the destination's device; only its host address is used here.
             down.lends_portable(block);
             if part >= BLOCKS {
                 down.comes_after(self.stream.point(*emptied));
             }
-            // The second half writes the data that the first half reads.
+            // The second half of the copy writes the data that the first half reads.
             self.outcomes.look(&down, &relay.state);
             let down = (&mut down, false);
             let filled = submit::<false>(&relay.state, self.at.get(), down, 1, &mut |raw| {

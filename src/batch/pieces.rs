@@ -2,12 +2,12 @@
 //!
 //! | the pieces | are copied |
 //! |---|---|
-//! | on this device, of pinned memory, of a GPU that this one reaches | by one operation: a call of the driver each, or one launch |
-//! | of another GPU | through the host, each as [`copy`](Queue::copy) does, in front of that operation |
-//! | in a recorded list | by launches of [`FEW`] pieces at most, which name the pieces as arguments |
+//! | on this device, of pinned memory, of a GPU with peer access | by one operation: one driver call per piece, or one launch |
+//! | of another GPU | through the host, each as [`copy`](Queue::copy) does it, in front of that operation |
+//! | in a recorded list | by launches of at most [`FEW`] pieces, which are passed as arguments |
 //!
 //! # Invariants
-//! 1. No byte that a piece writes is touched by another: refused before anything is submitted (`pieces_that_overlap_are_refused`).
+//! 1. No piece touches a byte that another one writes: such copies are refused before anything is submitted (`pieces_that_overlap_are_refused`).
 //! 2. If the operation is refused, all destinations count as failed (`a_refused_copy_fails_every_destination`).
 #![forbid(unsafe_code)]
 
@@ -27,40 +27,40 @@ use gpu_await_protocol::copies::{Mover, Touched, mover, overlap};
 use gpu_await_protocol::hazard::Mode;
 
 const OP: &str = "copy_many";
-/// The multiprocessors that the kernel takes on a stream without a partition: enough for the bus.
+/// The multiprocessors that the kernel takes on a stream without a partition: enough to saturate the bus.
 const MULTIPROCESSORS: u32 = 8;
 
-/// What moves the pieces of [`Stream::copy_many`](crate::Stream::copy_many).
+/// How [`Stream::copy_many`](crate::Stream::copy_many) moves the pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CopyBy {
-    /// The kernel for four pieces or more of less than 1 MiB on average, the copy engines for others. In a recorded list: the kernel.
+    /// The kernel for four or more pieces of less than 1 MiB on average, and in a recorded list; otherwise the copy engines.
     #[default]
     Auto,
-    /// The copy engines, with one call of the driver a piece. They take no multiprocessor, and some 2 µs a piece whatever its size.
+    /// The copy engines, with one driver call per piece. They occupy no multiprocessor, and take at least about 2 µs per piece.
     CopyEngine,
-    /// One kernel. It takes as many blocks as eight multiprocessors hold, or as the stream's partition holds, beside other kernels.
+    /// One kernel. It runs beside other kernels, with as many blocks as eight multiprocessors, or the stream's partition, can hold.
     Kernel,
 }
 
-/// One piece.
+/// One piece, with its source and destination.
 #[derive(Clone)]
 struct CopyPiece<'a> {
     from: Span<'a>,
     to: Span<'a>,
 }
 
-/// All of them: what they touch, and the words of those that are not empty.
+/// All pieces: the memory that they touch, and the words of those that are not empty.
 struct Pieces<'p, 'a, T> {
     each: &'p [(View<'a, T>, ViewMut<'a, T>)],
     groups: Vec<Group<'p>>,
     words: Vec<PieceWords>,
-    /// The first whose lengths differ.
+    /// The first piece whose lengths differ.
     wrong: Option<usize>,
 }
 
 impl<'p, 'a, T: Element> Pieces<'p, 'a, T> {
-    /// In one pass: a copy of a thousand pieces takes as long here as on the device otherwise.
+    /// In one pass: otherwise a copy of a thousand pieces would take as long here as on the device.
     fn of(each: &'p [(View<'a, T>, ViewMut<'a, T>)]) -> Self {
         let mut groups = Groups::of(each.len());
         let (mut read, mut written) = (Last::new(Mode::Read), Last::new(Mode::Overwrite));
@@ -80,7 +80,7 @@ impl<'p, 'a, T: Element> Pieces<'p, 'a, T> {
         Pieces { each, groups: groups.finish(), words, wrong }
     }
 
-    /// Those that are not empty, one by one.
+    /// The pieces that are not empty, one by one.
     fn spans(&self) -> Vec<CopyPiece<'p>> {
         let spans =
             self.each.iter().map(|(from, to)| CopyPiece { from: from.whole(), to: to.whole() });
@@ -163,7 +163,7 @@ impl Queue<'_> {
         })
     }
 
-    /// Whether the device reaches the memory itself; another kind of device's counts as reached, and is refused later.
+    /// Whether the device can access the memory directly. Memory of another kind of device counts as accessible, and is refused later.
     fn is_reached(&self, from: &Span<'_>) -> Result<bool> {
         let (engine, source) = (&self.stream.engine, &from.memory.engine);
         if source.state.id == engine.state.id || source.backend.kind() != engine.backend.kind() {
@@ -174,7 +174,7 @@ impl Queue<'_> {
         self.home.reaches(source)
     }
 
-    /// Copies pieces that the device reaches, which the footprint names.
+    /// Copies pieces that the device can access directly and the footprint names.
     fn copy_direct<'p>(
         &self,
         footprint: &mut Footprint<'_>,
@@ -237,7 +237,7 @@ impl CopyPiece<'_> {
     }
 }
 
-/// What the pieces touch.
+/// The memory that the pieces touch.
 fn groups<'a>(pieces: &[CopyPiece<'a>]) -> Vec<Group<'a>> {
     let mut groups = Groups::of(pieces.len());
     let (mut read, mut written) = (Last::new(Mode::Read), Last::new(Mode::Overwrite));

@@ -3,11 +3,11 @@
 //! Inside [`Stream::batch`](crate::Stream::batch) each verb puts its work on the stream and returns a plain `Result`; the batch as a whole
 //! is one future with one marker. The verbs of [`Stream`](crate::Stream) are batches of one.
 //!
-//! Host values come as [`Lent`]: they cannot be read before their operation is complete. The future returns the closure's result, with
-//! every `Lent<T>` in it turned into `T`.
+//! Host values are returned as [`Lent`], which cannot be read before their operation is complete. The future returns the closure's
+//! result, with every `Lent<T>` in it turned into `T`.
 //!
 //! # Invariants
-//! 1. A refused call returns the host memory that it was given, unless the device may have it (`a_refused_call_hands_the_memory_back`).
+//! 1. A refused call returns the host memory that was passed to it, unless the device may be using it (`a_refused_call_hands_the_memory_back`).
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -44,8 +44,8 @@ use crate::thread::role;
 
 /// A stream inside [`Stream::batch`](crate::Stream::batch): verbs that return plain results.
 ///
-/// What is an [`Op`](crate::Op) on a stream, with `.queued()?`, is a `Result` here, with `?` alone: the compiler finds no
-/// method `queued` for it.
+/// Where a verb on a stream returns an [`Op`](crate::Op), for `.queued()?`, it returns a `Result` here, for `?` alone:
+/// there is no method `queued`.
 ///
 /// It is not `Send`: one thread puts a batch on its stream, in program order.
 pub struct Queue<'s> {
@@ -54,19 +54,19 @@ pub struct Queue<'s> {
     pub(crate) home: &'s Arc<Home>,
     /// The last ticket that this queue submitted; 0 before.
     pub(crate) last: Cell<u64>,
-    /// Why it takes no work.
+    /// Set if it accepts no work: the reason.
     pub(super) refused: Option<&'s Error>,
-    /// The lease that is notified of each ticket.
+    /// A lease to notify of each ticket.
     pub(super) lease: Option<&'s Lease>,
-    /// What its allocations draw from.
+    /// The allowance that its allocations draw from.
     pub(super) draws: Option<&'s Arc<Allowance>>,
-    /// Where launches are recorded first.
+    /// Where launches are recorded before they are submitted, if anywhere.
     pub(super) writer: Option<Writer<'s>>,
-    /// The line that called the verb that is running; outside of one, that where the user opened the queue.
+    /// The line that called the running verb; outside a verb, the line where the user opened the queue.
     pub(crate) at: Cell<&'static Location<'static>>,
-    /// What is put on it is a part of one verb, whose line is known.
+    /// Whether operations put on it are parts of a verb whose line is known.
     pub(super) in_verb: Cell<bool>,
-    /// The outcomes of work that can fail when it runs, and of its readers.
+    /// The outcomes of work that can fail when it runs, and of the readers of its outputs.
     pub(crate) outcomes: LateOutcomes,
     pub(super) not_send: PhantomData<*const ()>,
 }
@@ -78,7 +78,7 @@ impl fmt::Debug for Queue<'_> {
 }
 
 impl<'s> Queue<'s> {
-    /// For a batch, or for a single verb, whose caller opens it.
+    /// Opens a queue at the caller's line, for a batch or a single verb.
     #[track_caller]
     #[inline]
     pub(crate) fn new(
@@ -108,7 +108,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// `pinned`, lent to the ticket (to nothing if that is 0), or handed back.
+    /// `pinned`, lent to the submitted ticket (to nothing if that is 0), or handed back.
     pub(super) fn lent<T: Element>(
         &self,
         pinned: PinnedBuffer<T>,
@@ -120,7 +120,7 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Submits; only the last operation of a batch may want a marker of its own.
+    /// Submits an operation. Only the last operation of a batch needs a marker.
     #[inline]
     pub(crate) fn submit(
         &self,
@@ -134,7 +134,7 @@ impl<'s> Queue<'s> {
         Ok(ticket)
     }
 
-    /// [`submit`](Self::submit) for a caller that records more before subscribers are notified.
+    /// [`submit`](Self::submit) for a caller that has more bookkeeping to do before it notifies subscribers.
     #[inline]
     pub(crate) fn submit_untold(
         &self,
@@ -402,13 +402,13 @@ impl<'s> Queue<'s> {
             let host_fn = HostFn::new(&self.stream.engine, function);
             let mut footprint = Footprint::new("host_fn");
             footprint.may_be_held_up = true;
-            // While it is lent, the driver's share is not the last.
+            // As long as this share is lent, the driver's is not the last.
             footprint.calls(Box::new(host_fn.share()));
             let submitted = self.submit(&mut footprint, 1, &mut |raw| {
                 let data: *mut c_void = host_fn.lend();
                 Ok(raw.host_fn(host_fn.callback(), data)?)
             });
-            // Outside of the lock: it may drop the user's closure.
+            // Outside the lock: it may drop the user's closure.
             let ticket = submitted.inspect_err(|_| host_fn.refused())?;
             let value = HostValue::later(move || Ok(host_fn.result()));
             Ok(Lent::to(self.stream, ticket, value))
@@ -451,7 +451,7 @@ impl<'s> Queue<'s> {
                 Mark::Shared(event) => {
                     let (engine, theirs) = (&self.stream.engine, event.engine());
                     check_can_wait(engine, &theirs.state)?;
-                    // The driver's own crashes the process on a stream of another GPU.
+                    // The driver's own wait crashes the process on a stream of another GPU.
                     if theirs.backend.ordinal() != engine.backend.ordinal() {
                         return Err(wrong_device("the interprocess event", engine, theirs));
                     }

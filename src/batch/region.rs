@@ -1,29 +1,29 @@
 //! [`Region`]: what a replayed batch remembers of its last runs.
 //!
-//! A run of the closure produces lists, one for each stretch of launches between two operations that a graph cannot contain. The lists of a
-//! run are numbered; each number has a slot for each stream, and more for what is left of the list behind its interruptions: where
-//! other tasks use the stream, the shape of the whole list stays known (`an_interruption_leaves_the_graph`).
+//! A run of the closure produces lists, one for each sequence of launches between operations that a graph cannot contain. The lists of a
+//! run are numbered. Each number has a slot for each stream, and further slots for the rest of the list after each interruption, so the
+//! shape of the whole list stays known even if other tasks use the stream (`an_interruption_leaves_the_graph`).
 //!
-//! A slot keeps its [`List`] between the runs, and the next run rewrites it. While the list is open the stream has it.
+//! A slot keeps its [`List`] between runs, and the next run rewrites it. While the list is open, the stream holds it.
 //!
-//! | the slot | a list of another shape | a list of its shape |
+//! | the slot | with a list of another shape | with a list of its shape |
 //! |---|---|---|
-//! | empty | is launched plainly; the slot keeps it | |
-//! | has a list | the same | is compiled, and launched |
-//! | has a graph | the same; the graph is dropped | nodes that differ are set, and it is launched |
-//! | its graph was evicted, or exceeded the limit | the same | as for a slot with a list |
-//! | the driver refused to compile it | the same | compiled in the next run; each time that it refuses again, in twice as many runs, up to sixteen |
-//! | in neither of the last two runs on its stream | the slot is gone | |
-//! | a setter failed | | is launched plainly; the graph is dropped |
+//! | is empty | launches it one by one, and keeps it | |
+//! | has a list | the same | compiles and launches it |
+//! | has a graph | the same; the graph is dropped | updates nodes that differ, and launches it |
+//! | has lost its graph to eviction or the limit | the same | as for a slot with a list |
+//! | was refused a graph by the driver | the same | compiles it in the next run; after each further refusal, in twice as many runs, up to sixteen |
+//! | was in neither of the last two runs on its stream | is gone | |
+//! | failed to update a node | | launches it one by one; the graph is dropped |
 //!
-//! A **shape** is the kernels, in order, and the edges between them. Arguments and launch configurations may differ. A list that is
-//! interrupted counts as far as it was written: the graph is lost only if another kernel came before that.
+//! A **shape** is the kernels, in order, and the edges between them. Arguments and launch configurations may differ. An interrupted
+//! list is compared as far as it was written: the graph is lost only if a different kernel came before that.
 //!
 //! # Invariants
-//! 1. A graph launch runs exactly what the list contains: each node was compiled or set from it (`arguments_are_never_stale`).
+//! 1. A graph launch runs exactly what the list contains: each node was compiled or updated from it (`arguments_are_never_stale`).
 //! 2. A graph is launched on the stream that it was compiled for, under that stream's lock.
 //!
-//! More than 500 lines: a region and a run of it change the same slots.
+//! More than 500 lines: a region and its runs change the same slots.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -45,11 +45,10 @@ use crate::submit::{
 };
 use crate::thread::{contain, locks};
 
-/// What a replayed batch remembers; see [`Stream::replay`](crate::Stream::replay).
+/// The memory of a replayed batch; see [`Stream::replay`](crate::Stream::replay).
 ///
-/// It keeps the kernels of its last lists, and no buffers. It can be used on several streams and
-/// remembers each, without keeping any open: graphs that were compiled for a stream go with it. A list that two runs on a stream did
-/// not have is forgotten.
+/// It keeps the kernels of its last lists, and no buffers. It can be used on several streams and remembers each, without keeping any
+/// open: a stream's graphs are dropped with the stream. A list that is missing from two runs on a stream is forgotten.
 ///
 /// A region is for one closure: it compares the lists of a run with those of the previous run, by position.
 /// Closures of different shapes that alternate in one region are launched operation by operation each time
@@ -63,28 +62,28 @@ pub struct Region {
     report: Report,
     /// The lists of the last run.
     last: Vec<ListReport>,
-    /// How many there were.
+    /// How many runs there were.
     runs: u64,
 }
 
 struct OnStream {
     stream: Weak<StreamState>,
-    /// For each list of a run: as a whole, and for what is left of it behind each interruption.
+    /// For each list of a run, a slot for the whole list and one for the rest after each interruption.
     lists: Vec<SmallVec<[ListSlot; 1]>>,
-    /// The last run on it, and the one before that.
+    /// The last run on the stream, and the one before.
     run: u64,
     before: u64,
 }
 
-/// A list of a run, or a rest of one, on one stream.
+/// A list of a run, or the rest of one, on one stream.
 #[derive(Default)]
 struct ListSlot {
-    /// `None` while the stream has it.
+    /// `None` while the stream holds it.
     list: Option<Box<List>>,
     graph: Option<Arc<GraphCell>>,
-    /// The shape that the list had when it was launched last: the graph's.
+    /// The list's shape at its last launch, which is the graph's shape.
     shape: u64,
-    /// The last run that had it.
+    /// The last run that contained it.
     run: u64,
     unserved: Unserved,
 }
@@ -93,30 +92,30 @@ struct ListSlot {
 type Launched = std::result::Result<ListOutcome, ListOutcome>;
 
 impl Region {
-    /// Makes one that remembers nothing yet.
+    /// Creates an empty region.
     #[must_use]
     pub fn new() -> Self {
         Region::default()
     }
 
-    /// Returns what became of its lists so far, including those of runs that panicked.
+    /// Returns the outcomes of its lists so far, including those of runs that panicked.
     #[must_use]
     pub fn report(&self) -> Report {
         self.report
     }
 
-    /// Returns what became of each list of the last run, in order, and why: for a list that was not replayed,
-    /// what differed; for one that was cut short, what ended it. The same is reported as `tracing` events
-    /// of target `gpu_await::replay`: level `TRACE`, or `DEBUG` where there was no room for a graph. A refusal by the driver is a `WARN`.
+    /// Returns the outcome of each list of the last run, in order, and the reason: for a list that was not replayed, what differed; for
+    /// one that was cut short, what ended it. The same is reported as `tracing` events of target `gpu_await::replay`, at level `TRACE`,
+    /// or `DEBUG` if the graph got no permit. A refusal by the driver is a `WARN`.
     #[must_use]
     pub fn last_run(&self) -> &[ListReport] {
         &self.last
     }
 
-    /// Draws the last run on each stream in the DOT language: for each list the launches, with their
-    /// configurations and memory ranges, and which of them wait for which. A dashed edge leads to a kernel that may start while the other
-    /// one still ends, and waits itself: the list is compiled, and the driver took the edge, which
-    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges) asks for. A list that was interrupted has none.
+    /// Draws the last run on each stream in the DOT language: for each list the launches, with their configurations and memory ranges,
+    /// and which of them wait for which. A dashed edge leads to a kernel that may start while the other one is still finishing, and waits
+    /// for it itself: the list is compiled, and the driver accepted the edge, which
+    /// [`Overlap::LaunchesAndEdges`](crate::Overlap::LaunchesAndEdges) requests. An interrupted list has no edges.
     #[must_use]
     pub fn dot(&self) -> String {
         let (mut clusters, mut first) = (String::new(), 0);
@@ -165,7 +164,7 @@ impl Region {
         (&mut parts[part], &mut self.report)
     }
 
-    /// Forgets lists that the last two runs on the stream did not have. A single run may lack them because it failed half way.
+    /// Forgets lists that were in neither of the last two runs on the stream. A single run may lack them because it failed halfway.
     fn forget(&mut self, stream: &Arc<StreamState>) {
         let on_it = self.streams.iter_mut().find(|on| on.is_of(stream));
         let Some(OnStream { lists, before, .. }) = on_it else {
@@ -208,7 +207,7 @@ impl Region {
                 report.replayed += 1;
                 report.nodes_set += *nodes_set as u64;
             }
-            // It is already counted.
+            // Already counted.
             Ok(_) => {}
             Err(ListOutcome::Interrupted) => report.interrupted += 1,
             Err(outcome) => {
@@ -219,7 +218,7 @@ impl Region {
         launched.unwrap_or_else(|outcome| outcome)
     }
 
-    /// Launches a list as the turn's next ticket; returns how many commands that were.
+    /// Launches a list as the turn's next ticket; returns the number of commands.
     fn launch(
         &mut self,
         (turn, handle): (&mut Turn<'_, '_>, &StreamHandle),
@@ -273,7 +272,7 @@ impl OnStream {
 }
 
 impl ListSlot {
-    /// Compiles the list, whose shape came before.
+    /// Compiles the list, whose shape is that of the last run.
     fn compile(
         &mut self,
         raw: &Raw<'_>,
@@ -296,7 +295,7 @@ impl ListSlot {
         }
     }
 
-    /// Nothing is left of the graph. The list is launched one by one, unless it is refused along with it: on a device that is lost.
+    /// Drops the graph after the driver's refusal. The list is launched one by one, or refused as well if the device is lost.
     fn refused(
         &mut self,
         raw: &Raw<'_>,
@@ -312,7 +311,7 @@ impl ListSlot {
         ListOutcome::Refused
     }
 
-    /// Gives the graph the launches of the list, which has its shape.
+    /// Updates the graph to the launches of the list, which has its shape.
     fn set(
         &mut self,
         raw: &Raw<'_>,
@@ -324,7 +323,7 @@ impl ListSlot {
         if nodes_set > 0
             && let Err(code) = raw.set(graph, list)
         {
-            // Which nodes are changed is not known.
+            // It is unknown which nodes have changed.
             return Err(self.refused(raw, code, list, report));
         }
         list.note_changes();
@@ -332,7 +331,7 @@ impl ListSlot {
     }
 }
 
-/// Ends the list; what makes its shape another than that of the last one, if anything does.
+/// Finishes the list; returns how its shape differs from the last one's, if it does.
 fn difference(list: &mut List) -> Option<ListOutcome> {
     let shape = list.finish();
     let site = |number| OpSite::kernel(list.name(number), list.at(number));
@@ -360,20 +359,20 @@ impl fmt::Debug for Region {
 pub(crate) struct Run<'s> {
     handle: &'s Arc<StreamHandle>,
     region: RefCell<Region>,
-    /// The number of its next list, and how often that was opened.
+    /// The number of its next list, and how many times that was opened.
     number: Cell<usize>,
     parts: Cell<usize>,
-    /// Something was written to a list since the last was submitted.
+    /// Whether anything was written to a list since the last one was submitted.
     is_open: Cell<bool>,
-    /// The next launch is one.
+    /// Whether the next launch is a barrier.
     pub(super) barrier: Cell<bool>,
     /// The first refusal of a recorded operation.
     refused: RefCell<Option<Error>>,
-    /// What became of the lists of the region's earlier runs.
+    /// The outcomes of the lists of the region's earlier runs.
     earlier: Report,
 }
 
-/// A run. Dropping it returns what it learned to the region, after a panic too; the recorded list is submitted before that.
+/// A [`Run`] that, when dropped, submits the recorded list and returns its results to the region, even after a panic.
 pub(crate) struct RunOf<'r, 's> {
     run: Run<'s>,
     region: &'r mut Region,
@@ -415,18 +414,18 @@ impl<'s> Run<'s> {
         Run { handle, region, number, parts, is_open, barrier, refused, earlier }
     }
 
-    /// The identity of its lists to the stream.
+    /// Identifies its lists to the stream.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// The list of the slot that comes next.
+    /// The list of the next slot.
     fn fresh(&self) -> Box<List> {
         let part = self.parts.replace(self.parts.get() + 1);
         let mut region = self.region.borrow_mut();
         let (slot, _) = region.slot(&self.handle.state, (self.number.get(), part));
         let mut list = slot.list.take().unwrap_or_else(|| {
-            // A list has this one only before it is written: no graph is taken for its own.
+            // Only a list that is not yet written has this shape, so no graph is mistaken for its own.
             slot.shape = 0;
             Box::default()
         });
@@ -434,7 +433,7 @@ impl<'s> Run<'s> {
         list
     }
 
-    /// Writes a plain launch down if the list is [open](append); returns its ticket.
+    /// Records a plain launch if the list is [open](append); returns its ticket.
     #[inline(always)]
     pub(super) fn append(
         &self,
@@ -448,7 +447,7 @@ impl<'s> Run<'s> {
         Some(ticket)
     }
 
-    /// Writes a launch down, which [is plain](Footprint::is_plain) or not; returns its ticket.
+    /// Records a launch; the flag says whether it [is plain](Footprint::is_plain). Returns its ticket.
     pub(super) fn write(
         &self,
         footprint: (&mut Footprint<'_>, bool),
@@ -461,7 +460,7 @@ impl<'s> Run<'s> {
         submit_listed(&self.handle.state, footprint, self.owner(), fresh, (launch, entry))
     }
 
-    /// Submits an operation that touches fresh memory only, with the recorded list's ticket.
+    /// Submits an operation that touches only fresh memory, with the recorded list's ticket.
     pub(super) fn write_in_front(
         &self,
         footprint: &mut Footprint<'_>,
@@ -499,7 +498,7 @@ impl<'s> Run<'s> {
         }
     }
 
-    /// Submits the recorded list, as the closure ends.
+    /// Submits the recorded list at the end of the closure.
     pub(crate) fn end(&self) {
         self.submit(|| None);
     }
@@ -548,7 +547,7 @@ impl<'s> Run<'s> {
         self.tell(&region, reported);
     }
 
-    /// Why a part of the recorded list was not launched.
+    /// Takes the reason why a part of a recorded list was not launched.
     pub(crate) fn take_refused(&self) -> Option<Error> {
         self.refused.borrow_mut().take()
     }

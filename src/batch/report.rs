@@ -1,4 +1,4 @@
-//! The outcome of replayed lists and graphs, and why: as figures, text and pictures.
+//! The outcome of replayed lists and graphs, and the reasons: as figures, text and drawings.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -12,7 +12,7 @@ pub use crate::runtime::graph_budget::Report;
 use crate::submit::{EdgeKind, List};
 use crate::thread::contain;
 
-/// The outcome of one list of a region's last run, or of a launch that was in none.
+/// The outcome of one list of a region's last run, or of a launch that was in no list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListReport {
@@ -20,8 +20,8 @@ pub struct ListReport {
     pub launches: usize,
     /// The outcome.
     pub outcome: ListOutcome,
-    /// The operation that ended it: a graph cannot contain it, or it used the stream outside of the queue.
-    /// `None` at the end of the closure, and where something waited for the list's work.
+    /// The operation that ended it: one that a graph cannot contain, or that used the stream outside the
+    /// queue. `None` at the end of the closure, and where something waited for the list's work.
     pub ended_by: Option<OpSite>,
 }
 
@@ -34,39 +34,39 @@ pub enum ListOutcome {
         /// How many nodes had their arguments or launch configuration updated.
         nodes_set: usize,
     },
-    /// Its shape came a second time: compiled, and launched as a graph.
+    /// Compiled and launched as a graph: its shape came a second time.
     Compiled,
     /// Launched one by one: the first list at its position.
     First,
-    /// Launched one by one, as it differs from the list at its position in the last run: this launch is of
-    /// another kernel.
+    /// Launched one by one: this launch is of another kernel than in the last run's list at the same
+    /// position.
     Differs(OpSite),
-    /// Launched one by one: this launch is of the same kernel as the one at its place in the last run but waits for other launches,
+    /// Launched one by one: this launch is of the same kernel as the one in its place in the last run, but waits for other launches,
     /// because it uses other memory, a [barrier](crate::Queue::barrier) was added or removed, or the list begins later or earlier.
     Reordered(OpSite),
     /// Launched one by one: from this launch on, it is longer than in the last run.
     Longer(OpSite),
     /// Launched one by one: it stops earlier than in the last run.
     Shorter,
-    /// Launched one by one, in the middle: something else used the stream ([`ended_by`](ListReport::ended_by)), or waited for its work.
+    /// Launched one by one, cut short: something else used the stream ([`ended_by`](ListReport::ended_by)), or waited for its work.
     Interrupted,
-    /// In no list, as a kernel's first launch on a device may take long. The next run has this launch in a list, and so a list of another
-    /// length.
+    /// In no list, as a kernel's first launch on a device may take long. In the next run this launch is in a list, which is therefore of
+    /// another length.
     FirstLaunch(OpSite),
-    /// In no list, as nothing replays it: a cooperative launch or one with clusters, one that waits for a flag, or any on a device that
-    /// verifies.
+    /// In no list, as it cannot be replayed: a cooperative launch or one with clusters, one that waits for a flag, or any launch in
+    /// verify mode.
     Unlisted(OpSite),
-    /// Launched one by one: the driver refused to set its nodes or to compile it. It is asked again in the next run; after each further
-    /// refusal it is left alone for twice as many runs, up to sixteen.
+    /// Launched one by one: the driver refused to update its nodes or to compile it. The next run tries again; after each further
+    /// refusal the pause doubles, up to sixteen runs.
     Refused,
-    /// Not launched, or in part: the driver refused that, or the device is lost or closed.
+    /// Not launched, or only in part: the driver refused it, or the device is lost or closed.
     Failed,
-    /// Launched one by one: the device has as many graphs as it [may](crate::DeviceBuilder::graph_limit), and those are in use. In the
-    /// seventeenth such run the list gets the place of a graph that was not launched since the first, if there is one.
+    /// Launched one by one: the device has as many graphs as it [may have](crate::DeviceBuilder::graph_limit), and those are in use.
+    /// In the seventeenth such run the list gets the permit of a graph that was not launched since the first, if there is one.
     NoPlace,
 }
 
-/// An operation, and where it was written.
+/// An operation, and the line that called it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct OpSite {
     name: SiteName,
@@ -88,7 +88,7 @@ impl OpSite {
         OpSite { name: SiteName::Kernel(name.clone()), at }
     }
 
-    /// The kernel's name, or the operation's.
+    /// Returns the name of the kernel, or of the operation.
     #[must_use]
     pub fn name(&self) -> &str {
         match &self.name {
@@ -97,7 +97,7 @@ impl OpSite {
         }
     }
 
-    /// Where it was written.
+    /// Returns the line that called it.
     #[must_use]
     pub fn at(&self) -> &'static Location<'static> {
         self.at
@@ -163,7 +163,7 @@ impl fmt::Display for ListReport {
     }
 }
 
-/// Counts what became of lists of the device, and warns of what the driver refused. A subscriber is foreign code: under no lock.
+/// Counts outcomes of the device's lists, and logs a warning for a driver refusal. The subscriber is foreign code: not to be called under a lock.
 pub(crate) fn count(engine: &Engine, lists: &Report) {
     if let Some(code) = engine.graphs.count(lists) {
         let device = engine.label();
@@ -173,8 +173,8 @@ pub(crate) fn count(engine: &Engine, lists: &Report) {
     }
 }
 
-/// One cluster of a graph in the DOT language: a list, whose nodes have numbers from `first` on, on a device that has programmatic edges or not. Returns how
-/// many they are.
+/// Writes a list as a cluster in the DOT language, with nodes numbered from `first` on; the flag says whether its edges may be programmatic. Returns
+/// the number of nodes.
 pub(crate) fn cluster(
     into: &mut String,
     title: &str,
@@ -192,7 +192,7 @@ pub(crate) fn cluster(
         let label = label.replace('"', "'");
         let _ = writeln!(into, "    n{} [label = \"{label}\"];", first + number);
     }
-    // A run that was interrupted, or failed, has none.
+    // An interrupted or failed run has no edges.
     for ((before, behind), kind) in
         list.is_settled().then(|| list.edge_kinds()).into_iter().flatten()
     {

@@ -1,8 +1,8 @@
 //! What a batch may return, and host values that the device still uses.
 //!
 //! # Invariants
-//! 1. A [`Lent`] carries its point. The future that returns its value waits for that point, whichever batch, stream and device made it
-//!    (`every_shape_waits`, `a_lent_of_another_device_waits`). Nothing else opens one.
+//! 1. A [`Lent`] carries its point. The future that returns its value waits for that point, whichever batch, stream or device made it
+//!    (`every_shape_waits`, `a_lent_of_another_device_waits`). Nothing else gives access to the value.
 //! 2. Lents of the batch's own stream share one point (`lents_of_one_stream_are_one_point`).
 #![forbid(unsafe_code)]
 
@@ -17,18 +17,18 @@ use crate::runtime::stream_state::StreamState;
 
 /// A host value that is lent to the device until its operation is complete.
 ///
-/// A batch that returns it hands it back: the future waits for the operation that the value is lent to, even
-/// one of another batch, stream or device.
+/// Return it from a batch to get the value back: the future waits for the operation that the value is lent
+/// to, even one of another batch, stream or device.
 ///
 /// Inside the batch it cannot be read: it has no index and no methods. The value comes back from the batch's
 /// future.
 ///
-/// When it is dropped, the value returns to its pool, or is dropped, once the operation is complete.
+/// After a drop, the value returns to its pool, or is dropped, once the operation is complete.
 #[must_use = "return it from the batch, or the future cannot hand it back"]
 pub struct Lent<T>(pub(crate) Settled<T>);
 
-/// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and
-/// options of them. Sealed: nobody else may open a [`Lent`] early.
+/// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and options of
+/// them. Sealed, so that no other code can open a [`Lent`] early.
 #[diagnostic::on_unimplemented(
     message = "a batch cannot return `{Self}`",
     label = "not a value that a batch returns",
@@ -50,14 +50,14 @@ pub struct Settled<T> {
 }
 
 impl<T> Settled<T> {
-    /// A value that waits for nothing of its own.
+    /// A value with no points to wait for.
     fn here(value: T) -> Self {
         Settled { value: HostValue::here(value), points: Points::NONE }
     }
 }
 
 impl<T> Lent<T> {
-    /// A value lent to ticket `ticket` of `stream`; lent to nothing if that is 0.
+    /// A value lent to `ticket` of `stream`, or to nothing if that is 0.
     pub(crate) fn to(stream: &Arc<StreamState>, ticket: u64, value: HostValue<T>) -> Self {
         let points = match ticket {
             0 => Points::NONE,
@@ -173,7 +173,7 @@ macro_rules! settle_tuples {
 settle_tuples! { (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) }
 
 impl Points {
-    /// Settles a part of a value: its points join these.
+    /// Settles a part of a value and adds its points to these.
     fn of<S: Settle>(&mut self, part: S) -> HostValue<S::Output> {
         let Settled { value, points } = part.settle();
         self.merge(points);

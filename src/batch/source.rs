@@ -8,9 +8,9 @@ use crate::memory::Element;
 use crate::memory::pinned::PinnedBuffer;
 use crate::memory::pinned_pool::PinnedPool;
 
-/// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
-/// `[T; N]`, and [`PinnedBuffer<T>`], which is not copied. Sealed, as threads of this crate
-/// read and drop it: memory of your own, such as a mapped file, is copied by [`upload_from`](crate::Stream::upload_from).
+/// Host data that [`upload`](crate::Stream::upload) takes: `Vec<T>`, `Box<[T]>`, `Arc<[T]>`, `[T; N]`, and
+/// [`PinnedBuffer<T>`], which is not copied. Sealed, because threads of this crate read and drop it. For other memory,
+/// such as a mapped file, use [`upload_from`](crate::Stream::upload_from), which copies it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not host data of `{T}` that an upload can keep",
     label = "not owned host data of `{T}`",
@@ -24,17 +24,17 @@ pub trait Source<T>: sealed::Sealed {
     fn into_staged(self) -> Staged<T>;
 }
 
-/// Host data that waits to be copied by other threads.
+/// Host data to be copied by other threads.
 #[doc(hidden)]
 pub struct Staged<T>(pub(crate) StagedSource<T>);
 
 pub(crate) enum StagedSource<T> {
-    /// Goes to the device as it is.
+    /// Goes to the device without a copy on the host.
     Pinned(PinnedBuffer<T>),
     Pageable(Arc<dyn AsRef<[T]> + Send + Sync>),
 }
 
-/// Where pinned memory comes from.
+/// The pool that pinned memory comes from.
 #[doc(hidden)]
 pub struct Pool<'a>(pub(crate) &'a Arc<PinnedPool>);
 

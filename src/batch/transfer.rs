@@ -17,7 +17,7 @@ use crate::submit::{Footprint, SubmitError};
 
 impl Queue<'_> {
     /// Copies `source` to `start` of a buffer that is not shared yet. Tracked as a write of the whole buffer,
-    /// which thus keeps one entry.
+    /// so that the buffer keeps a single entry.
     pub(crate) fn upload_part<T: Element>(
         &self,
         source: PinnedBuffer<T>,
@@ -35,8 +35,8 @@ impl Queue<'_> {
         Ok(self.lent(source, copied)?)
     }
 
-    /// Copies from `start` of `source` into all of `destination`. Tracked as a read of the whole source,
-    /// which thus is not split.
+    /// Copies from `start` of `source` into all of `destination`. Tracked as a read of the whole source, so
+    /// that its entry is not split.
     pub(crate) fn download_part<T: Element>(
         &self,
         source: &impl Readable<T>,
@@ -161,7 +161,7 @@ impl Queue<'_> {
 }
 
 /// The footprint of a copy that writes `rows` of `destination`, and the range that they span. Gaps between
-/// rows keep their contents, so that only rows without gaps overwrite.
+/// rows keep their contents, so only rows without gaps count as an overwrite.
 fn written<'a, T: Element>(
     op: &'static str,
     destination: &'a mut impl Writable<T>,

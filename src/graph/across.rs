@@ -1,16 +1,16 @@
 //! Graphs of several devices: one list, one launch, one future.
 //!
-//! The closure gets a queue for each device. They write to one list, whose edges come from what its launches touch, wherever that is. A node
-//! runs on the device of the queue that it was written to, beside the nodes of other devices.
+//! The closure gets a queue for each device. All of them write to one list, whose edges come from the memory that its launches touch, on
+//! whichever device. A node runs on the device of the queue that it was written to, beside the nodes of other devices.
 //!
 //! | | the graph's device | the others |
 //! |---|---|---|
-//! | their launches | are confined to the partition of the stream, if it has one | run on the whole device: one whose default stream is in a partition is refused |
-//! | memory that the closure allocates | is the stream's | is the default stream's; kept by the graph likewise |
-//! | memory that is touched | is used by the launch of the graph, as by any operation of its stream | the same |
-//! | is lost | the launch resolves with that | with [`ErrorDetail::DependencyLost`]; what it wrote cannot be read, though its nodes here may end |
+//! | launches | are confined to the partition of the stream, if it has one | run on the whole device: one whose default stream is in a partition is refused |
+//! | memory that the closure allocates | belongs to the stream | belongs to the default stream; kept by the graph likewise |
+//! | memory that is touched | counts as used by the launch of the graph, as by any operation of its stream | the same |
+//! | a loss | the launch resolves with the loss | with [`ErrorDetail::DependencyLost`]; its outputs cannot be read, though its nodes on the graph's device may end |
 //!
-//! A list of several devices is only launched as a graph: one by one, its launches would all run on one of them.
+//! A list of several devices is launched only as a graph: one by one, its launches would all run on one device.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl<State, F, const N: usize> Across<State, F, N> {
             if device.engine().backend.kind() != engine.backend.kind() {
                 return Err(wrong_device("another device of the graph", engine, device.engine()));
             }
-            // A host device's memory is its own until another one reaches it.
+            // Host devices get access to each other's memory here.
             let reached = queue.home.reaches(device.engine());
             reached.map_err(|error| of_dependency(engine, error))?;
         }
@@ -76,25 +76,24 @@ impl<State, F, const N: usize> Across<State, F, N> {
 impl Device {
     /// Makes a [`Graph`] whose nodes run on this device and on others: one launch, and one future for all of it.
     ///
-    /// The closure is that of [`graph`](Self::graph), with a queue for each of the other devices besides. What it writes to a queue runs
-    /// on that queue's device, with kernels that were loaded there and with memory that is there. The launches are one list: one that
-    /// reads what another writes runs behind it, and what touches different memory runs side by side, on all of the devices.
-    /// [`Queue::copy`] moves data between two of them, from the queue of the destination.
+    /// The closure is that of [`graph`](Self::graph), with an additional queue for each of the other devices. Launches written to a
+    /// queue run on that queue's device, with kernels and memory of that device. The launches form one list: one that reads what another
+    /// writes runs behind it, and launches that touch different memory run side by side, across the devices. [`Queue::copy`] moves data
+    /// between two of them, from the queue of the destination.
     ///
-    /// The graph is launched on streams of this device, and any slot may be given memory of any of them. Other work that uses the same
-    /// memory is ordered with the launch, on whichever stream and device it is.
+    /// The graph is launched on streams of this device, and any slot takes memory of any of the devices. Other work that uses the same
+    /// memory is ordered with the launch, on whichever stream and device it runs.
     ///
     /// # Errors
-    /// None here; of a launch, besides those of [`Graph::launch`]: [`ErrorDetail::WrongDevice`] for a GPU beside a host device;
-    /// [`ErrorDetail::NotInGraph`] for a copy to a device that
-    /// does not reach the memory of the one that it is from ([`enable_peer`](Self::enable_peer) tells), [`ErrorDetail::Unsupported`] for another device
-    /// whose streams are in a partition; [`ErrorDetail::Closed`] if another device was closed before the launch, and
-    /// [`ErrorDetail::DependencyLost`] if one is lost before the launch is known to be complete: nothing reads then what it wrote.
-    /// A graph that the driver does not compile is not launched.
+    /// None here. A launch fails as [`Graph::launch`] does, and with [`ErrorDetail::WrongDevice`] for a GPU beside a host device;
+    /// [`ErrorDetail::NotInGraph`] for a copy to a device without access to the source's memory (see [`enable_peer`](Self::enable_peer));
+    /// [`ErrorDetail::Unsupported`] for another device whose streams are in a partition; [`ErrorDetail::Closed`] if another device was closed before
+    /// the launch; and [`ErrorDetail::DependencyLost`] if one is lost before the launch is known to be complete: its outputs cannot be read then. A
+    /// graph that the driver does not compile is not launched.
     ///
     /// # Ownership
-    /// The graph keeps handles of the other devices, and they do not close by themselves as long as it is there. [`Device::close`] and
-    /// [`done`](Self::done) of each wait for its launches.
+    /// The graph keeps handles of the other devices, which do not close by themselves as long as the graph exists. [`Device::close`]
+    /// and [`done`](Self::done) of each wait for its launches.
     ///
     /// # Source
     /// `cuGraphAddKernelNode`, whose nodes name their context.
@@ -146,12 +145,12 @@ impl Device {
     }
 }
 
-/// Refuses a launch while one of these is lost or closed: its ticket would never be complete, whether or not a node is there.
+/// Refuses a launch if one of `others` is lost or closed: its ticket would never be complete, even without a node on that device.
 pub(super) fn check_all_are_there(engine: &Engine, others: &[Device]) -> Result<()> {
     others.iter().try_for_each(|device| check_is_there(engine, device.engine()))
 }
 
-/// The ticket of the stream is complete only if none of these is lost before, and a wait for one of these as a whole waits for it.
+/// Makes the stream's ticket fail if one of `others` is lost first, and makes a wait for any of them as a whole wait for the ticket.
 pub(super) fn enter(stream: &StreamState, ticket: u64, others: &[Device]) {
     if !others.is_empty() {
         let states = others

@@ -2,17 +2,17 @@
 //!
 //! | the instance | a launch with the same arguments | with other arguments |
 //! |---|---|---|
-//! | fresh, or its closure failed | | the closure runs; compiled and launched |
-//! | not compiled: the driver refused | compiled in the next launch; each time that it refuses again, in twice as many, up to sixteen; captured work: compiled | the closure runs; the same, or compiled if the shape changed |
-//! | its graph was evicted, or exceeded the limit | compiled, or launched one by one | the closure runs; the same |
-//! | its stream is gone | | |
-//! | compiled | launched | the closure runs; nodes that differ are set, or all is compiled again if the shape changed |
+//! | is fresh, or its closure failed | | the closure runs; the graph is compiled and launched |
+//! | is not compiled: the driver refused | compiled in the next launch; after each further refusal, in twice as many launches, up to sixteen; captured work: compiled in each | the closure runs; the same, or compiled if the shape changed |
+//! | has lost its graph to eviction or the limit | compiled, or launched one by one | the closure runs; the same |
+//! | has lost its stream | | |
+//! | is compiled | launched | the closure runs; nodes that differ are updated, or the graph is compiled again if the shape changed |
 //!
 //! # Invariants
-//! 1. A launch runs what the closure recorded for these arguments, whatever was set or refused before (`arguments_are_never_stale`,
-//!    `a_refused_launch_leaves_what_was_set`).
-//! 2. It keeps the memory that the graph owns, and none that was passed (`what_was_passed_is_not_kept`).
-//! 3. An allocation that finds no other memory takes the memory that it keeps (`memory_of_graphs_is_given_up_for_others`).
+//! 1. A launch runs exactly what the closure recorded for its arguments, whatever was updated or refused before
+//!    (`arguments_are_never_stale`, `a_refused_launch_leaves_what_was_set`).
+//! 2. It keeps the memory that the graph owns, and none of the arguments' memory (`what_was_passed_is_not_kept`).
+//! 3. An allocation that finds no other memory takes the memory that the instance keeps (`memory_of_graphs_is_given_up_for_others`).
 //! 4. It keeps no stream open, and is empty when its stream is gone (`streams_go_without_another_launch`).
 #![forbid(unsafe_code)]
 
@@ -46,7 +46,7 @@ pub(super) struct Instance {
     recorded: RecordedList,
     /// The memory that the list touches, as one operation.
     uses: Vec<Use>,
-    /// The memory in that which was not passed.
+    /// The part of that memory that was not passed as an argument.
     kept: Vec<KeptByGraph>,
     /// The events that a launch records.
     events: Vec<Event>,
@@ -54,7 +54,7 @@ pub(super) struct Instance {
     is_told: bool,
 }
 
-/// The list, which the closure rewrites, and what was compiled of it.
+/// The list, which the closure rewrites, and the graph compiled from it.
 #[derive(Default)]
 pub(super) struct RecordedList {
     pub(super) list: List,
@@ -64,7 +64,7 @@ pub(super) struct RecordedList {
 
 struct Use {
     whose: Whose,
-    /// Relative to the beginning of the slot, or of the allocation.
+    /// Relative to the start of the argument, or of the allocation.
     range: Range<u64>,
     mode: Mode,
     tracking: Tracking,
@@ -80,7 +80,7 @@ enum Whose {
 
 impl OfStream for Mutex<Instance> {
     fn stream_is_gone(&self) {
-        // Dropped when it is unlocked.
+        // Dropped after the unlock.
         let gone = std::mem::take(&mut *self.lock());
         drop(gone);
     }
@@ -106,8 +106,8 @@ impl Instance {
         self.recorded_for.as_ref() == Some(&passed.block)
     }
 
-    /// Releases the memory that it keeps to the caller, who drops it under no lock, before the closure runs. If sizes are
-    /// unchanged, the closure gets the same blocks in the same order, so that few nodes differ. Only its list is of use after this.
+    /// Releases the memory that it keeps to the caller, which drops it under no lock, before the closure runs. If sizes are
+    /// unchanged, the closure gets the same blocks in the same order, so few nodes differ. After this only the list remains usable.
     #[must_use]
     pub(super) fn release_memory(&mut self) -> Vec<KeptByGraph> {
         self.recorded_for = None;
@@ -117,15 +117,15 @@ impl Instance {
         kept
     }
 
-    /// Takes its list for the closure to rewrite. Whoever launches the graph meanwhile begins with an empty one, and so does the next launch if
-    /// the closure fails.
+    /// Takes its list for the closure to rewrite. A concurrent launch of the graph begins with an empty list, as does the next launch if the
+    /// closure fails.
     #[must_use]
     pub(super) fn take_recorded(&mut self) -> RecordedList {
         std::mem::take(&mut self.recorded)
     }
 
-    /// Takes the place of another instance, with its graph if it has none of its own: another launch came in between. Returns what is
-    /// out of date, for the caller to drop under no lock.
+    /// Replaces another instance, and takes over its graph if it has none of its own because of a concurrent launch. Returns the
+    /// outdated instance, for the caller to drop under no lock.
     #[must_use]
     pub(super) fn replaces(mut self, place: &mut Instance) -> Instance {
         let RecordedList { list, compiled, unserved } = &mut self.recorded;
@@ -137,7 +137,7 @@ impl Instance {
         std::mem::replace(place, self)
     }
 
-    /// What the closure recorded for these arguments; if it is incomplete, it runs again for them.
+    /// An instance from the closure's recording for these arguments. Unless `is_whole`, the next launch runs the closure again.
     pub(super) fn new(
         mut recorded: RecordedList,
         events: Vec<Event>,
@@ -154,14 +154,14 @@ impl Instance {
         Instance { recorded_for, recorded, uses, kept, events, is_told }
     }
 
-    /// As [`report::cluster`].
+    /// See [`report::cluster`].
     pub(super) fn write_dot(&self, into: &mut String, title: &str, first: usize) -> usize {
         let RecordedList { list, compiled, .. } = &self.recorded;
         let is_programmatic = compiled.as_ref().is_some_and(|cell| cell.has_programmatic_edges());
         report::cluster(into, title, first, (list, is_programmatic))
     }
 
-    /// Submits it with these arguments, for which it is recorded. Subscribers are notified by the caller, under no lock.
+    /// Submits the graph with the arguments that it was recorded for. The caller notifies subscribers, under no lock.
     pub(super) fn submit(
         &mut self,
         queue: &Queue<'_>,
@@ -233,7 +233,7 @@ impl Instance {
             Ok::<_, Refusal>(())
         });
         if was_plain {
-            // The compiled graph keeps its values; of a list refused in the middle, a part may run.
+            // A compiled graph would keep the values. A part of the list may run even if it was refused in the middle.
             let stream = queue.stream;
             let users = UserList::from_iter([stream.point(stream.progress.timeline.submitted())]);
             stream
@@ -241,7 +241,7 @@ impl Instance {
                 .retire_owner((state.clone(), list.code().cloned().collect::<Vec<_>>()), users);
         }
         if was_prepared {
-            // They are set, or nothing is compiled.
+            // The nodes are up to date, or nothing is compiled.
             list.note_changes();
         }
         if was_plain {
@@ -263,16 +263,16 @@ impl Instance {
     }
 }
 
-/// What is left of a launch for when its instance is unlocked.
+/// The part of a launch to do once its instance is unlocked.
 #[must_use]
 pub(super) enum Untold {
-    /// Subscribers know of none.
+    /// Subscribers must be notified of this ticket.
     Launch(u64),
-    /// There is nothing else in the graph.
+    /// The graph contains only these events, which must be recorded.
     Events(Vec<Event>),
 }
 
-/// The graph in its place, with the list's launches; nothing if these are to be launched one by one.
+/// The graph in `place`, compiled or updated to the list's launches; `None` if they are to be launched one by one.
 fn prepare<'p>(
     raw: &Raw<'_>,
     list: &List,
@@ -293,7 +293,7 @@ fn prepare<'p>(
             report.nodes_set += nodes_set as u64;
             return Ok(place.as_mut());
         };
-        // Which nodes are changed is not known.
+        // It is unknown which nodes have changed.
         report.refused += 1;
         *place = None;
         if code.is_sticky() {
@@ -322,11 +322,11 @@ fn prepare<'p>(
     }
 }
 
-/// The touched memory, as one operation: parts of the arguments, and of the graph's own memory, which is kept
-/// along.
+/// The touched memory, as one operation: parts of the arguments, and of the graph's own memory, which is
+/// returned as well.
 fn summarized(list: &List, passed: &Passed<'_>) -> (Vec<Use>, Vec<KeptByGraph>) {
     let mut kept: Vec<KeptByGraph> = Vec::new();
-    // In the order of their first use.
+    // In order of first use.
     let mut pieces: Vec<(Whose, Tracking, Summary)> = Vec::new();
     for (memory, range, mode, tracking) in list.accesses(0) {
         if range.is_empty() {

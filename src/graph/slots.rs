@@ -60,7 +60,7 @@ pub trait GraphArgs<'k, S: GraphSlots> {
     fn slots(self, seal: Seal) -> S::Of<'k>;
 }
 
-/// Nobody else can name it, or implement a function that takes it.
+/// Other crates cannot name it, and so cannot implement a function that takes it.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct Seal(pub(super) ());
@@ -69,7 +69,7 @@ pub struct Seal(pub(super) ());
 #[derive(Default)]
 #[doc(hidden)]
 pub struct Passed<'a> {
-    /// Addresses, lengths and values: the same ones make the same launches.
+    /// Addresses, lengths and values: equal ones give equal launches.
     pub(super) block: ArgBlock,
     /// Each array, and whether it may be written.
     pub(super) arrays: SmallVec<[(Span<'a>, bool); 4]>,
