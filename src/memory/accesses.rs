@@ -1,9 +1,9 @@
-//! What one operation touches, and all that its submission asks of that: [`Accesses`].
+//! [`Accesses`]: the memory that one operation touches, and the questions that its submission asks about it.
 //!
 //! | the submission asks | when |
 //! |---|---|
-//! | [whether nothing is to be looked for](Accesses::are_plain) | first |
-//! | [whether what it reads may still fail](Accesses::may_be_late) | if so |
+//! | [whether there is nothing to look for](Accesses::are_plain) | first |
+//! | [whether its inputs may still fail](Accesses::may_be_late) | if there is something to look for |
 //! | [which points it waits for, and whether its inputs can be read](Accesses::find_edges) | before its turn, under the lock of one allocation at a time |
 //! | [to be entered](Accesses::enter) | in its turn |
 //! | [to be poisoned](Accesses::poison) | after a failure |
@@ -28,15 +28,15 @@ use gpu_await_protocol::point::Track;
 /// Points of other streams.
 pub(crate) type Edges = SmallVec<[MarkedPoint; 2]>;
 
-/// A part of memory, and how it is used.
+/// A use of a part of memory.
 pub(crate) struct Access<'a> {
     pub(crate) memory: &'a Arc<Allocation>,
     pub(crate) range: Range<u64>,
     pub(crate) mode: Mode,
     pub(crate) tracking: Tracking,
-    /// The blocks of a slab that it touches; the range is all of the slab then, which is what lists order by.
+    /// The blocks of a slab that it touches; the range is then the whole slab, by which lists order it.
     pub(crate) named: Option<&'a BlockSet>,
-    /// It may touch others as well, and is ordered as if it did.
+    /// Whether it may touch other blocks too, and is ordered as if it did.
     pub(crate) is_open: bool,
 }
 
@@ -47,19 +47,19 @@ pub(crate) struct Accesses<'a> {
 }
 
 impl<'a> Accesses<'a> {
-    /// Those that other uses of the memory are ordered with.
+    /// The accesses that other uses of the memory are ordered with.
     #[inline]
     pub(crate) fn tracked(&self) -> impl Iterator<Item = &Access<'a>> {
         self.all.iter().filter(|access| matches!(access.tracking, Tracking::Tracked))
     }
 
-    /// Whether there are tracked ones.
+    /// Whether any of them is tracked.
     #[inline]
     pub(crate) fn are_tracked(&self) -> bool {
         self.tracked().next().is_some()
     }
 
-    /// Whether all of the memory is the device's and waits for nothing on that stream.
+    /// Whether all of the memory belongs to the device and needs no wait on that stream.
     #[inline(always)]
     pub(crate) fn are_plain(&self, engine: &Arc<Engine>, stream: u64) -> bool {
         self.all.iter().all(|Access { memory, tracking, .. }| {
@@ -74,7 +74,7 @@ impl<'a> Accesses<'a> {
         self.tracked().any(Access::may_be_late)
     }
 
-    /// Adds the points of other streams that an operation on that stream waits for; an error in the name of `op` if it would read
+    /// Adds the points of other streams that an operation on that stream must wait for; an error naming `op` if it would read
     /// invalid data.
     pub(crate) fn find_edges(
         &self,
@@ -92,13 +92,13 @@ impl<'a> Accesses<'a> {
         Ok(())
     }
 
-    /// Whether all that would be read is worth reading.
+    /// Checks that all memory to be read holds valid data.
     pub(crate) fn check(&self, op: impl Fn() -> Arc<str>) -> Result<()> {
         self.tracked()
             .try_for_each(|access| access.memory.with_hazards(|hazards| access.check(hazards, &op)))
     }
 
-    /// The failure of what is read, if there was one.
+    /// The failure of an input, if there was one.
     pub(crate) fn failed(&self, op: impl Fn() -> Arc<str>) -> Option<Error> {
         let mut reads = self.tracked().filter(|access| access.mode != Mode::Overwrite);
         reads.find_map(|access| {
@@ -115,7 +115,7 @@ impl<'a> Accesses<'a> {
         self.tracked().for_each(|access| access.enter(stream, ticket));
     }
 
-    /// Poisons what would have been written; `leaves_data` says of which.
+    /// Poisons the outputs; `leaves_data` says for which modes the old data is intact.
     pub(crate) fn poison(
         &self,
         error: &Error,
@@ -135,12 +135,12 @@ thread_local! {
     static FAILURES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How many operations the calling thread has failed the outputs of.
+/// How many operations have had their outputs poisoned by the calling thread.
 pub(crate) fn failures() -> u64 {
     FAILURES.with(Cell::get)
 }
 
-/// Adds a point to the last ones of their streams.
+/// Adds a point, keeping the last one of each stream.
 fn add(edges: &mut Edges, used: &Point) {
     match edges.iter_mut().find(|edge| edge.point.stream.id == used.stream.id) {
         Some(edge) if edge.point.ticket >= used.ticket => {}
@@ -148,7 +148,7 @@ fn add(edges: &mut Edges, used: &Point) {
             edge.point.ticket = used.ticket;
             edge.marker = None;
         }
-        // The stream's reference count is shared: it is left alone where nothing is waited for.
+        // The stream's reference count is contended: leave it alone where there is nothing to wait for.
         None if used.stream.is_complete(used.ticket) => {}
         None => edges.push(used.clone().into()),
     }
@@ -161,7 +161,7 @@ impl Access<'_> {
         !matches!(self.mode, Mode::Overwrite) && self.memory.late.is_used()
     }
 
-    /// What it touches of the memory.
+    /// The part of the memory that it touches.
     #[inline]
     pub(crate) fn part(&self) -> Blocks<'_> {
         match self.named {
@@ -170,13 +170,13 @@ impl Access<'_> {
         }
     }
 
-    /// What it is ordered by.
+    /// The part that it is ordered by.
     #[inline]
     fn order(&self) -> Blocks<'_> {
         if self.is_open { Blocks::Range(&self.range) } else { self.part() }
     }
 
-    /// Whether it finds contents that it can use.
+    /// Checks that the memory holds data that it can read.
     fn check(&self, hazards: &AllocationHazards, op: impl FnOnce() -> Arc<str>) -> Result<()> {
         if matches!(self.mode, Mode::Overwrite) { Ok(()) } else { hazards.check(&self.part(), op) }
     }

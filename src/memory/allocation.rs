@@ -1,19 +1,19 @@
 //! One allocation: which streams used which part of it, and how it is freed.
 //!
-//! | used by | freed |
+//! | last used by | freed |
 //! |---|---|
-//! | its home stream only (other uses complete), which has a handle | in place: for that stream's next allocation, or in stream order |
-//! | readers that are not tracked: a part was frozen | retired behind everything on any stream of the device |
+//! | only its home stream (other uses are complete), which has a handle | in place: for that stream's next allocation, or in stream order |
+//! | untracked readers: a part was frozen | retired behind everything on any stream of the device |
 //! | other streams as well, or its home stream has no handle | retired with their tickets; freed by the poller when all are complete |
-//! | any, on a lost device or at process exit | not at all: the memory went with the device |
+//! | any stream, on a lost device or at process exit | not at all: the memory went with the device |
 //! | a loan whose end is unknown | not at all: it counts as leaked |
 //!
 //! Adopted memory is not freed: its owner is retired with the tickets of all users, and dropped when they are complete.
 //!
 //! # Invariants
-//! 1. Memory keeps no stream open (`buffers_keep_no_stream`): the drop of a buffer ends nothing but the memory, and, as its last user, the
-//!    device.
-//! 2. The last share is dropped under no lock of this crate's (checked where [`locks`](crate::thread::locks) are counted).
+//! 1. Memory keeps no stream open (`buffers_keep_no_stream`): the drop of a buffer releases only the memory and, if the buffer was its
+//!    last user, the device.
+//! 2. The last share is not dropped under a lock of this crate (checked in builds that count [`locks`](crate::thread::locks)).
 #![forbid(unsafe_code)]
 
 mod hazards;
@@ -42,17 +42,17 @@ use crate::thread::{exit, locks};
 use gpu_await_protocol::block_hazards::BlockHazards;
 use gpu_await_protocol::hazard::{Content, Hazards};
 
-/// The id of no stream: a use under this id waits for every stream.
+/// The ID of no stream: a use under this ID waits for every stream.
 pub(crate) const NOBODY: u64 = 0;
 
 /// The alignment of allocations that every backend guarantees, in bytes.
 pub(crate) const ALIGNMENT: u64 = 256;
 
-/// Whose memory an allocation is.
+/// Where an allocation's memory comes from.
 enum Backing {
-    /// From the device's pool: a block of this size, the stream that allocated it, and the budget that it is drawn from.
+    /// From the device's pool: the stream that allocated it, the block's size, and the budget that it is drawn from.
     Pool { home: Weak<StreamState>, block: u64, drawn: Option<Arc<Allowance>> },
-    /// Adopted memory. The owner exists until the drop.
+    /// Adopted memory. `owner` is `Some` until the drop.
     Foreign { owner: Option<SyncWrapper<Box<dyn Any + Send>>> },
 }
 
@@ -61,28 +61,28 @@ pub(crate) struct Allocation {
     pub(crate) engine: Arc<Engine>,
     backing: Backing,
     pub(crate) ptr: DevicePtr,
-    /// Of pinned memory: where the host finds it.
+    /// The host address of pinned memory.
     host: Option<HostPtr>,
-    /// Of a slab.
+    /// The block size of a slab; 0 for other memory.
     block_bytes: u64,
     bytes: u64,
     hazards: Mutex<AllocationHazards>,
-    /// The last answer of [`Hazards::only_user`], or [`NOBODY`], also while there is late work; changed under their lock.
+    /// The last answer of [`Hazards::only_user`]; [`NOBODY`] if there was none or while there is late work. Changed under the hazards' lock.
     only_user: AtomicU64,
-    /// A part of it was frozen: readers on this device may be unknown. For the drop alone, which is that of all parts; how a part is
-    /// used says its [`Tracking`](crate::memory::view::Tracking).
+    /// Whether a part of it was frozen, so that readers on this device may be unknown. Only the drop, which frees all parts, looks
+    /// at this; for a single use, see its [`Tracking`](crate::memory::view::Tracking).
     frozen: AtomicBool,
-    /// It is not known when the work that uses it ends: it is never freed.
+    /// It is unknown when the work that uses it ends, so it is never freed.
     in_use_for_ever: AtomicBool,
     /// The parts that lists of graphs will use again, even after the buffer has moved on; one entry per list.
     kept_by_graphs: Mutex<KeptParts>,
-    /// The work that wrote it, or a reader of such work's outputs did, and that can fail when it runs.
+    /// The work that can fail when it runs and that wrote the memory, directly or through a reader of its outputs.
     pub(crate) late: LateWork,
 }
 
 impl Allocation {
-    /// Memory that ticket `ticket` of `home` allocated, and that the caller counted: a block that holds
-    /// `bytes` of the buffer.
+    /// Memory that `ticket` of `home` allocated and the caller counted: a block that holds `bytes` of the
+    /// buffer.
     pub(crate) fn new(
         home: &Arc<StreamState>,
         (ptr, block): (DevicePtr, u64),
@@ -97,7 +97,7 @@ impl Allocation {
         Allocation::over(&home.engine, backing, ptr, Hazards::new(bytes, writer, content), bytes)
     }
 
-    /// Adopted memory, behind `writer`.
+    /// Adopted memory, written by `writer`.
     pub(crate) fn foreign(
         engine: &Arc<Engine>,
         ptr: DevicePtr,
@@ -110,7 +110,7 @@ impl Allocation {
         Allocation::over(engine, Backing::Foreign { owner }, ptr, hazards, bytes)
     }
 
-    /// Memory that its owner unmaps, and that only others may have `written`.
+    /// Memory that its owner unmaps; `written` if others have written it.
     pub(crate) fn mapped(
         engine: &Arc<Engine>,
         ptr: DevicePtr,
@@ -151,13 +151,13 @@ impl Allocation {
         }
     }
 
-    /// The same, which the host finds there.
+    /// Sets its host address.
     pub(crate) fn on_host(mut self, at: HostPtr) -> Self {
         self.host = Some(at);
         self
     }
 
-    /// Tracks the uses by block, of memory that was written as a whole. There is one use at most.
+    /// Switches to tracking by block, for memory that was written as a whole and has at most one use.
     pub(crate) fn divide(&mut self, block_bytes: u64) {
         debug_assert!(self.bytes.is_multiple_of(block_bytes));
         let writer = self.hazards.get_mut().users().pop();
@@ -166,7 +166,7 @@ impl Allocation {
         self.block_bytes = block_bytes;
     }
 
-    /// The size of a slab's blocks; 0 of other memory.
+    /// The size of a slab's blocks; 0 for other memory.
     pub(crate) fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
@@ -183,8 +183,7 @@ impl Allocation {
         }
     }
 
-    /// Releases the memory to the caller, with its owner if it is adopted: nothing here frees it. The caller orders
-    /// that behind every use.
+    /// Releases the memory to the caller, which must free it behind every use; returns the owner of adopted memory.
     pub(crate) fn release(&mut self) -> Option<Box<dyn Any + Send>> {
         match std::mem::replace(&mut self.backing, Backing::Foreign { owner: None }) {
             Backing::Pool { block, drawn, .. } => {
@@ -200,13 +199,13 @@ impl Allocation {
         self.bytes
     }
 
-    /// A part of it has readers that are not tracked from now on.
+    /// Marks a part of it as having untracked readers from now on.
     pub(crate) fn freeze(&self) {
         // ORDERING: Relaxed: the drop of this share orders it before the drop of the last, which reads it.
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Leaks the memory when the last share of it goes.
+    /// Has the memory leaked when its last share is dropped.
     pub(crate) fn never_free(&self) {
         // ORDERING: Relaxed, here and below: the caller has a share, whose drop orders this before the drop of the last.
         self.in_use_for_ever.store(true, Ordering::Relaxed);
@@ -218,7 +217,7 @@ impl Allocation {
         !self.in_use_for_ever.load(Ordering::Relaxed)
     }
 
-    /// Refuses uses that are not entered, of a part that a graph will use.
+    /// Refuses an untracked use of a part that a graph will use.
     pub(crate) fn check_is_in_no_graph(&self, part: &Range<u64>, op: &'static str) -> Result<()> {
         let overlaps = |kept: &Range<u64>| kept.start < part.end && part.start < kept.end;
         if self.kept_by_graphs.lock().parts.iter().any(overlaps) {
@@ -227,7 +226,7 @@ impl Allocation {
         Ok(())
     }
 
-    /// Leaks the memory with its device, which would free it at its end.
+    /// Leaks the memory along with its device, whose end would free it.
     #[cold]
     fn leak(&mut self) {
         let engine = self.engine.clone();
@@ -237,7 +236,7 @@ impl Allocation {
             }
             Backing::Pool { block, .. } => {
                 let mut account = engine.memory.account.lock();
-                // It is lost to its budget as well.
+                // The budget does not get it back either.
                 account.retire(*block, None);
                 account.leak(*block);
             }
@@ -290,7 +289,7 @@ impl Drop for Allocation {
         if is_frozen {
             return engine.retire_behind_all(what, users);
         }
-        // A home stream's uses are among them: the free is on none of the users' streams.
+        // The users include the home stream: the free is put on none of their streams.
         engine.retire(what, users);
         engine.memory.moved();
     }

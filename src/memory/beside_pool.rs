@@ -1,4 +1,4 @@
-//! Memory that is not the pool's, and that the pool may have to make room for.
+//! Memory from outside the pool, which the pool may have to make room for.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 use gpu_await_protocol::account::Account;
 
-/// The driver's code for no memory.
+/// The driver's out-of-memory code.
 pub(super) const OUT_OF_MEMORY: i32 = 2;
 
-/// Takes room of the limit, or of what the budget has, by `take`; false if there is none, also when all that streams keep was returned.
+/// Claims memory within the limit or the budget, with `take`; false if there is none, even after everything that streams keep was returned.
 pub(super) fn claim(
     stream: &Arc<StreamState>,
     bytes: u64,
@@ -30,14 +30,14 @@ pub(super) fn claim(
         if is_claimed() {
             return true;
         }
-        // Another thread may be moving it.
+        // Another thread may be moving the memory.
         if !engine.is_there(stream, bytes, budget) || !backoff.pause() {
             return false;
         }
     }
 }
 
-/// Makes it, if it must be of what the pool reserves and does not use: frees on streams that are about to run.
+/// Calls `make`, and retries while the pool can still return memory that it reserves and does not use, such as frees that are about to run.
 pub(super) fn make<R>(engine: &Arc<Engine>, make: impl Fn() -> DriverResult<R>) -> DriverResult<R> {
     let mut backoff = Backoff::default();
     loop {
@@ -54,7 +54,7 @@ pub(super) fn make<R>(engine: &Arc<Engine>, make: impl Fn() -> DriverResult<R>) 
     }
 }
 
-/// Returns to the pool what streams and graphs keep.
+/// Returns the memory that streams and graphs keep to the pool.
 fn give_back(engine: &Arc<Engine>) {
     engine.memory.graphs.give_up();
     engine.flush();

@@ -16,16 +16,16 @@ use crate::error::Result;
 
 /// `len` elements of type `T` in a device's memory.
 ///
-/// Made by the verbs of [`Stream`](crate::Stream): `upload`, `zeros`, `full`, `empty`. It may be passed to
-/// operations at once, on any stream of its device: they are ordered, on the device, behind the work that
-/// writes it.
+/// Created by the verbs of [`Stream`](crate::Stream): `upload`, `zeros`, `full`, `empty`. It may be passed to
+/// operations immediately, on any stream of its device: the device orders them behind the work that writes
+/// it.
 ///
 /// # Ownership
-/// Operations borrow a buffer only for the call. Dropping it is always right and never blocks: the
-/// memory is freed when every use on every stream is complete, and no stream waits for that.
+/// Operations borrow a buffer only for the call. Dropping it is always safe and never blocks: the memory is
+/// freed when every use on every stream is complete, and no stream waits for that.
 ///
 /// It owns its memory, or a part of it: [`split_off`](Self::split_off) makes two buffers of one, which can
-/// move to different tasks, be written at once, and be joined again with [`unsplit`](Self::unsplit). The
+/// move to different tasks, be written concurrently, and be joined again with [`unsplit`](Self::unsplit). The
 /// memory is freed with the last part. To share a buffer among readers, [`freeze`](Self::freeze) it.
 pub struct DeviceBuffer<T> {
     memory: Arc<Allocation>,
@@ -36,7 +36,7 @@ pub struct DeviceBuffer<T> {
 }
 
 impl<T: Element> DeviceBuffer<T> {
-    /// The one way to a buffer, and so to a view of elements that were not cast.
+    /// The only constructor, and so the only source of views that were not cast.
     pub(crate) fn new(memory: Allocation, len: usize) -> Self {
         const { must_fit::<T>(ALIGNMENT) };
         DeviceBuffer { memory: Arc::new(memory), start_bytes: 0, len, element: PhantomData }
@@ -46,29 +46,29 @@ impl<T: Element> DeviceBuffer<T> {
         &self.memory
     }
 
-    /// The allocation, if the buffer is all of it, holds the only share, and nothing uses it for ever.
+    /// The allocation, if the buffer is all of it and holds the only share, and it is not leaked.
     pub(crate) fn memory_mut(&mut self) -> Option<&mut Allocation> {
         let all = self.span().range == (0..self.memory.bytes());
         Arc::get_mut(&mut self.memory).filter(|memory| all && memory.can_be_freed())
     }
 
-    /// Makes it longer or shorter, as far as its memory goes.
+    /// Changes its length, within its memory.
     pub(crate) fn set_len(&mut self, len: usize) {
         self.len = len;
     }
 
-    /// Nobody may read what is behind its end, until it is longer and written. Returns where in the memory the last use there ends, see
-    /// [`Allocation::cut_off`].
+    /// Makes the memory behind its end unreadable until the buffer grows and is written there. Returns the end of the last use there,
+    /// see [`Allocation::cut_off`].
     pub(crate) fn cut_off(&self) -> u64 {
         self.memory.cut_off(self.span().range.end)
     }
 
-    /// The memory, and where its part of it begins.
+    /// The memory, and the start of its part.
     pub(super) fn place(&self) -> (&Arc<Allocation>, u64) {
         (&self.memory, self.start_bytes)
     }
 
-    /// The memory, and where its part of it begins and how long it is.
+    /// The memory, and the start and length of its part.
     pub(super) fn into_memory(self) -> (Arc<Allocation>, u64, usize) {
         (self.memory, self.start_bytes, self.len)
     }
@@ -94,7 +94,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// Returns the device address of the first element, a `CUdeviceptr` as a number. To use it, see
     /// [`Stream::enqueue`](crate::Stream::enqueue).
     ///
-    /// The memory is live from the allocation to the free, at their places on their streams.
+    /// The memory is live from the allocation to the free, in the order of their streams.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.span().ptr().0
@@ -129,7 +129,7 @@ impl<T: Element> DeviceBuffer<T> {
         ViewMut::new(memory, *start_bytes, *len)
     }
 
-    /// Splits into two parts that two streams may write at once.
+    /// Splits into two parts that two streams may write concurrently.
     ///
     /// # Errors
     /// [`OutOfBounds`](crate::ErrorDetail::OutOfBounds) if `mid > len`.
@@ -154,16 +154,16 @@ impl<T: Element> DeviceBuffer<T> {
     /// retried. Puts nothing on a stream. Call it once the error has been dealt with, like
     /// [`Mutex::clear_poison`](std::sync::Mutex::clear_poison).
     ///
-    /// That is possible if the operation was refused before it began, as verbs refuse lengths and devices
-    /// ([`InvalidCall`](crate::ErrorKind::InvalidCall)), or when a `sort` finds no scratch memory. The memory
-    /// is then unchanged.
+    /// This works if the operation was refused before it began, for example because of a wrong length or
+    /// device ([`InvalidCall`](crate::ErrorKind::InvalidCall)), or because a `sort` found no scratch memory.
+    /// The memory is then unchanged.
     ///
     /// # Errors
-    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if a part
-    /// cannot be made readable and must be overwritten: it was never written; the operation would have
-    /// overwritten rather than updated it, as with everything that a [`Graph`](crate::Graph) was passed to
-    /// write; or the operation had begun, and the driver or a closure of [`enqueue`](crate::Stream::enqueue)
-    /// failed in the middle, or it failed when it ran. The other parts are readable again all the same.
+    /// [`Upstream`](crate::ErrorDetail::Upstream) or [`Unwritten`](crate::ErrorDetail::Unwritten) if a part cannot
+    /// be made readable and must be overwritten: it was never written; the operation would have overwritten rather
+    /// than updated it, which is assumed of all outputs passed to a [`Graph`](crate::Graph); or the operation had
+    /// begun, and the driver or a closure of [`enqueue`](crate::Stream::enqueue) failed in the middle, or it
+    /// failed when it ran. The other parts are made readable anyway.
     ///
     /// # Examples
     /// ```

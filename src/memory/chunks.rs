@@ -32,8 +32,8 @@ impl<T: Element> DeviceBuffer<T> {
         self.view().chunks(chunk_len)
     }
 
-    /// Borrows disjoint chunks of `chunk_len` elements that as many streams may write at once; the last one may
-    /// be shorter.
+    /// Borrows disjoint chunks of `chunk_len` elements, which different streams may write concurrently; the
+    /// last one may be shorter.
     ///
     /// # Panics
     /// If `chunk_len` is 0, as slices' do.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::error::{ErrorDetail, Result};
 
-/// Where the rows of a 2-D copy lie on either side, in elements.
+/// The layout of the rows of a 2-D copy in the source and in the destination, in elements.
 ///
 /// Row *i* goes from `source_start + i * source_pitch` to `destination_start + i *
 /// destination_pitch`; each is `width` elements, and there are `height` of them. With a height of 1
@@ -34,7 +34,7 @@ pub struct Copy2d {
     pub(crate) destination: Rows,
 }
 
-/// One side.
+/// The layout on one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rows {
     pub(crate) start: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Rows {
 }
 
 impl Copy2d {
-    /// `height` rows of `width` elements, close together on both sides, from the beginning.
+    /// `height` rows of `width` elements, contiguous from offset 0 on both sides.
     pub fn new(width: usize, height: usize) -> Self {
         let dense = Rows { start: 0, pitch: width };
         Copy2d { width, height, source: dense, destination: dense }

@@ -14,14 +14,14 @@ use crate::error::Result;
 
 /// `len` elements of type `T` in a device's memory, complete and read-only: weights, tables.
 ///
-/// Made by [`DeviceBuffer::freeze`]. Operations on any stream read it without ordering, locking or tracking,
-/// so that many threads can launch kernels that read the same memory without contention. Cheap to clone;
+/// Created by [`DeviceBuffer::freeze`]. Operations on any stream read it without ordering, locking or
+/// tracking, so many threads can launch kernels that read the same memory without contention. Cheap to clone;
 /// clones share the memory.
 ///
 /// # Ownership
-/// Operations borrow it only for the call. Dropping it is always right and never blocks. Readers are not
-/// tracked, so the memory is freed when everything that was on any stream of the device at the drop of the
-/// last handle is complete; no stream waits for that.
+/// Operations borrow it only for the call. Dropping it is always safe and never blocks. Readers are not
+/// tracked, so the memory is freed once all work that was on any stream of the device when the last handle
+/// was dropped is complete; no stream waits for that.
 ///
 /// # Examples
 /// ```
@@ -53,7 +53,7 @@ pub struct Frozen<T> {
 }
 
 impl<T: Element> Frozen<T> {
-    /// The buffer from now on. The caller hands it out when everything that writes it is complete.
+    /// Freezes the buffer. The caller hands it out only when everything that writes it is complete.
     pub(crate) fn new(buffer: DeviceBuffer<T>) -> Self {
         let (memory, start_bytes, len) = buffer.into_memory();
         memory.freeze();
@@ -98,7 +98,7 @@ impl<T: Element> Frozen<T> {
         View::new(&self.memory, self.start_bytes, self.len, Tracking::Frozen)
     }
 
-    /// Returns an owned part of it (in elements), for another task: another handle of the same memory.
+    /// Returns an owned part (in elements), for another task: another handle to the same memory.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`](crate::ErrorDetail::OutOfBounds) with the range and the length.

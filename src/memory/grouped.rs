@@ -1,4 +1,4 @@
-//! [`Group`]: what an operation of many pieces touches, where whole blocks of a slab are one part however many they are.
+//! [`Group`]: the memory that an operation of many pieces touches, with all whole blocks of a slab as one part.
 #![forbid(unsafe_code)]
 
 use smallvec::SmallVec;
@@ -8,30 +8,30 @@ use super::view::{Span, Tracking};
 use gpu_await_protocol::copies::{Touched, overlap};
 use gpu_await_protocol::hazard::Mode;
 
-/// A range, or blocks of a slab: then the span is all of that.
+/// A range, or blocks of a slab: then the span is the whole slab.
 pub(crate) struct Group<'a> {
     pub(crate) span: Span<'a>,
     pub(crate) mode: Mode,
     pub(crate) blocks: Option<BlockSet>,
 }
 
-/// The groups of parts, which come one by one, in the order of their first ones.
+/// Groups parts that are added one by one, in order of their first parts.
 #[derive(Default)]
 pub(crate) struct Groups<'a> {
     groups: Vec<Group<'a>>,
     /// How many parts are expected.
     parts: usize,
-    /// Those of slabs, the last one last.
+    /// The groups of slabs, the most recent last.
     slabs: SmallVec<[usize; 4]>,
 }
 
-/// Where parts of one mode went last: mostly the next one is of the same slab.
+/// The last group of parts of one mode: usually the next part is of the same slab.
 pub(crate) struct Last {
     mode: Mode,
     memory: *const Allocation,
     group: usize,
     block_bytes: u64,
-    /// Of blocks whose size is a power of two.
+    /// Set if the block size is a power of two.
     shift: Option<u32>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Groups<'a> {
         Groups { parts, ..Groups::default() }
     }
 
-    /// Adds a part, of the mode of `last`.
+    /// Adds a part with the mode of `last`.
     #[inline]
     pub(crate) fn add(&mut self, last: &mut Last, span: &Span<'a>) {
         let is_block = std::ptr::eq(&**span.memory, last.memory)
@@ -63,7 +63,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Adds one to the group that it belongs to, which may be new.
+    /// Adds a part to the group that it belongs to, which may be new.
     fn find(&mut self, last: &mut Last, span: &Span<'a>) {
         let Some(number) = block_of(span) else {
             self.groups.push(Group { span: span.clone(), mode: last.mode, blocks: None });
@@ -101,7 +101,7 @@ pub(crate) fn grouped<'a>(parts: impl IntoIterator<Item = Span<'a>>, mode: Mode)
     groups.finish()
 }
 
-/// The block that the span is, if it is one of a slab.
+/// The number of the block that the span is, if it is a block of a slab.
 #[inline]
 fn block_of(span: &Span<'_>) -> Option<u32> {
     let (bytes, start) = (span.memory.block_bytes(), span.range.start);
@@ -112,9 +112,9 @@ fn block_of(span: &Span<'_>) -> Option<u32> {
     (number * bytes == start).then_some(number as u32)
 }
 
-/// Whether it is plain that nothing touches a byte that something else writes: no range or slab overlaps another one. If not, the parts have to be
-/// compared one by one. Quicker than that, as blocks are not sorted: those of one slab are apart by their borrows, as nothing else makes a
-/// tracked span of a block.
+/// Whether it is obvious that no part touches a byte that another writes: no range or slab overlaps another. Otherwise the parts must be compared
+/// one by one. This is quicker, as blocks are not sorted: those of one slab are apart by their borrows, which are the only source of tracked spans
+/// of a block.
 pub(crate) fn are_apart(groups: &[Group<'_>]) -> bool {
     let mut all: Vec<Touched> = Vec::with_capacity(groups.len());
     let mut slabs: SmallVec<[u64; 4]> = SmallVec::new();

@@ -2,19 +2,19 @@
 //!
 //! | a block | is used by | until |
 //! |---|---|---|
-//! | idle | nobody: the host may read and write it | an operation is passed a view |
-//! | read | operations, several at once: the host may read it | each is complete |
+//! | idle | nothing: the host may read and write it | a view is passed to an operation |
+//! | read | operations, possibly several at once: the host may read it | each is complete |
 //! | written | one operation, perhaps with others behind it | all are complete |
-//! | failed | nobody; an operation that was to write it failed | another one overwrites all of it |
+//! | failed | nothing; an operation that would have written it failed | another one overwrites all of it |
 //!
-//! Its uses are those of a [`DeviceSlab`](super::slab::DeviceSlab)'s blocks. No kernel is passed the slab as a whole: every use of a block is declared,
-//! so the host may look at one block while the device uses others.
+//! Its uses are tracked like those of a [`DeviceSlab`](super::slab::DeviceSlab)'s blocks. No kernel gets the slab as a whole: every use of a block is
+//! declared, so the host may access one block while the device uses others.
 //!
 //! # Invariants
 //! 1. The host gets a slice of a block when every use that conflicts with it is complete (`the_host_gets_blocks_that_nobody_uses`).
-//! 2. A block stays its owner's, whatever becomes of the operations that use it (`blocks_stay_with_their_slab`).
-//! 3. The memory returns to its pool behind every use; what a lost device may still use is set aside when the slab is dropped
-//!    (`a_loss_sets_the_slab_aside`).
+//! 2. A block stays with its owner, whatever happens to the operations that use it (`blocks_stay_with_their_slab`).
+//! 3. The memory returns to its pool behind every use; memory that a lost device may still use is quarantined when the slab
+//!    is dropped (`a_loss_sets_the_slab_aside`).
 
 use std::fmt;
 
@@ -27,19 +27,19 @@ use crate::error::Result;
 
 /// Pinned host memory in blocks of one size, each of which several copies may borrow at once.
 ///
-/// Made by [`Device::host_slab`](crate::Device::host_slab), full of zeros. It is the host's tier of a cache whose other tier is a
+/// Created by [`Device::host_slab`](crate::Device::host_slab), filled with zeros. It is the host tier of a cache whose other tier is a
 /// [`DeviceSlab`](crate::DeviceSlab): [`copy_many`](crate::Stream::copy_many) moves blocks between the two, and kernels may use single blocks in
 /// place.
 ///
 /// # Ownership
-/// Operations borrow blocks for the call only, by views. Unlike a [`PinnedBuffer`], which is lent to one copy and comes back from its
-/// future, a block stays here: a future that is dropped takes nothing with it, and the block is free again when the copy is complete. To
-/// read and write blocks on the host say [`host`](Self::host) and [`host_mut`](Self::host_mut), which wait for that, or
-/// [`try_host`](Self::try_host) and [`try_host_mut`](Self::try_host_mut), which do not. Several tasks share a slab behind a lock: wait with
-/// [`idle`](Self::idle), whose future borrows nothing, and lock it for the call.
+/// Operations borrow blocks only for the call, by views. Unlike a [`PinnedBuffer`], which is lent to one copy and comes back from its
+/// future, a block stays here: dropping a future loses nothing, and the block is free again when the copy is complete. To read and write
+/// blocks on the host, use [`host`](Self::host) and [`host_mut`](Self::host_mut), which wait for that, or [`try_host`](Self::try_host) and
+/// [`try_host_mut`](Self::try_host_mut), which do not. To share a slab among tasks, put it behind a lock, wait with [`idle`](Self::idle),
+/// whose future borrows nothing, and lock it for the call.
 ///
-/// When it is dropped, the memory returns to its device's pool as soon as every use is complete. After the loss of the device it is set
-/// aside for the life of the process if operations may still use it, and counted:
+/// After a drop, the memory returns to its device's pool as soon as every use is complete. After the loss of the device, memory that
+/// operations may still use is quarantined for the life of the process and counted:
 /// [`Stats::quarantined_bytes`](crate::Stats::quarantined_bytes).
 ///
 /// # Examples
@@ -64,22 +64,22 @@ use crate::error::Result;
 /// # Source
 /// `cuMemHostRegister`, `cuMemHostGetDevicePointer`.
 pub struct HostSlab<T> {
-    /// The memory as the device sees it, which keeps it until the last use is complete.
+    /// The memory as the device sees it; keeps it until the last use is complete.
     device: DeviceBuffer<T>,
-    /// The same memory on the host. Not dereferenced: that is a reference to all of it.
+    /// The same memory on the host. Never dereferenced: that would make a reference to all of it.
     host: PinnedBuffer<T>,
     block_len: usize,
 }
 
 impl<T: Element> HostSlab<T> {
-    /// Of memory with a whole number of blocks.
+    /// A slab in `memory`, whose length is a whole number of blocks.
     pub(crate) fn new(memory: PinnedBuffer<T>, block_len: usize) -> Self {
         let (mut device, host) = memory.into_mapped().into_parts();
         divide(&mut device, block_len);
         HostSlab { device, host, block_len }
     }
 
-    /// The number of elements, of all blocks.
+    /// The number of elements in all blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.device.len()
@@ -131,26 +131,26 @@ impl<T: Element> HostSlab<T> {
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`](crate::ErrorDetail::OutOfBounds): there is no such block;
-    /// [`ErrorDetail::RepeatedBlock`](crate::ErrorDetail::RepeatedBlock): one is there twice.
+    /// [`ErrorDetail::RepeatedBlock`](crate::ErrorDetail::RepeatedBlock): a block is listed twice.
     pub fn blocks_mut(&mut self, numbers: &[u32]) -> Result<Vec<ViewMut<'_, T>>> {
         views_mut(&mut self.device, self.block_len, numbers)
     }
 
-    /// A block in the host's hands, which is one of the slab's: nothing that writes it is pending.
+    /// A block for the host to read. The caller has checked that it exists and that no write of it is pending.
     pub(crate) fn slice(&self, number: u32) -> &[T] {
-        // SAFETY: see `start`. Nothing pending writes the block, and who submits a write has to borrow the slab exclusively.
+        // SAFETY: see `start`. Nothing pending writes the block, and submitting a write requires an exclusive borrow of the slab.
         unsafe { std::slice::from_raw_parts(self.start(number), self.block_len) }
     }
 
-    /// A block in the host's hands, which is one of the slab's: no use of it is pending.
+    /// A block for the host to write. The caller has checked that it exists and that no use of it is pending.
     pub(crate) fn slice_mut(&mut self, number: u32) -> &mut [T] {
         let start = self.start(number).cast_mut();
         // SAFETY: see `start`. Nothing pending uses the block, and nothing can be submitted while the slab is borrowed.
         unsafe { std::slice::from_raw_parts_mut(start, self.block_len) }
     }
 
-    /// The first element of a block: the memory is mapped while `host` lives, aligned for `T` as a buffer of it, and has so many elements from there
-    /// on, of which any bits are valid.
+    /// The first element of a block: the memory is mapped while `host` lives, is aligned for `T` like any buffer of `T`, and holds `block_len`
+    /// elements from there on, for which any bits are valid.
     fn start(&self, number: u32) -> *const T {
         let offset = number as usize * self.block_len * size_of::<T>();
         (self.host.host().0 + offset) as *const T

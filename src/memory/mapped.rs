@@ -2,14 +2,14 @@
 //!
 //! | used by | until |
 //! |---|---|
-//! | operations, under the rules of device memory | each is complete |
+//! | operations, by the rules of device memory | each is complete |
 //! | the host, as a slice | the borrow ends, during which no operation can use it |
 //!
 //! # Invariants
 //! 1. The host gets its slice when every use is complete (`the_host_gets_its_slice_behind_every_use`).
-//! 2. The memory returns to its pool behind every use (`a_dropped_mapping_stays_until_its_kernel_ends`); the pool of a lost device hands
-//!    nothing out and unmaps nothing.
-//! 3. Memory that a lost device may still use is set aside when it is dropped, like lent memory
+//! 2. The memory returns to its pool behind every use (`a_dropped_mapping_stays_until_its_kernel_ends`); the pool of a lost device
+//!    neither hands out nor unmaps anything.
+//! 3. Memory that a lost device may still use is quarantined when it is dropped, like lent memory
 //!    (`what_a_loss_sets_aside_is_counted_once`).
 
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::backend::DevicePtr;
 /// `len` elements of pinned host memory, mapped into the device's address space: kernels read and write it in
 /// place, over the bus.
 ///
-/// Made by [`PinnedBuffer::into_mapped`]. For the few kilobytes of a small request, one launch replaces an
+/// Created by [`PinnedBuffer::into_mapped`]. For a small request of a few kilobytes, one launch replaces an
 /// upload, a launch and a download. Data that a kernel reads more than once belongs in device memory.
 ///
 /// It is passed to operations like a [`DeviceBuffer`], with the same rules of ordering, errors and drops.
@@ -50,7 +50,7 @@ use crate::backend::DevicePtr;
 /// # Source
 /// `cuMemHostGetDevicePointer`.
 pub struct Mapped<T> {
-    /// The memory as the device sees it, which keeps the block until the last use is complete.
+    /// The memory as the device sees it; keeps the block until the last use is complete.
     device: DeviceBuffer<T>,
     /// The same memory on the host.
     host: PinnedBuffer<T>,
@@ -64,8 +64,8 @@ impl<T: Element> PinnedBuffer<T> {
         let engine = block.engine().clone();
         let ptr = if bytes > 0 { DevicePtr(self.device_ptr()) } else { DevicePtr::NULL };
         if bytes > 0 {
-            // SAFETY: the block is mapped for the device under that address, and its keeper is dropped behind
-            // the last use.
+            // SAFETY: the block is mapped for the device at that address, and its owner is dropped behind the
+            // last use.
             unsafe { engine.backend.adopt(ptr, bytes) };
         }
         let keeper: Arc<dyn LentBlock> = block;
@@ -81,17 +81,17 @@ impl<T: Element> Mapped<T> {
         self.device.view_mut()
     }
 
-    /// The memory in the host's hands: no use is pending.
+    /// The memory for the host to use; the caller has checked that no use is pending.
     pub(crate) fn host_mut(&mut self) -> &mut PinnedBuffer<T> {
         &mut self.host
     }
 
-    /// The memory as the device sees it, and on the host.
+    /// The memory as the device sees it, and the same memory on the host.
     pub(super) fn into_parts(self) -> (DeviceBuffer<T>, PinnedBuffer<T>) {
         (self.device, self.host)
     }
 
-    /// The memory alone: no use is pending.
+    /// Unmaps the memory; the caller has checked that no use is pending.
     pub(crate) fn into_host(self) -> PinnedBuffer<T> {
         self.host
     }

@@ -1,4 +1,4 @@
-//! A `Vec` that several threads fill, each its own part.
+//! A `Vec` that several threads fill, each in its own part.
 //!
 //! # Invariants
 //! 1. A part is written at most once: [`Part::fill`] consumes it, and parts are disjoint.
@@ -32,11 +32,11 @@ pub(crate) type Parts<T> = (Arc<Room<T>>, Vec<Part<T>>);
 
 // SAFETY: the room owns its memory like a `Vec<T>`, and `T: Element` is `Send`.
 unsafe impl<T: Element> Send for Room<T> {}
-// SAFETY: through `&Room` nothing is read, and only parts write, each its own range.
+// SAFETY: nothing is read through `&Room`, and only parts write, each its own range.
 unsafe impl<T: Element> Sync for Room<T> {}
 
 impl<T: Element> Room<T> {
-    /// Room for `len` elements in `memory`, grown where it is too small, in parts of at most
+    /// Room for `len` elements in `memory`, which is grown if it is too small, in parts of at most
     /// `part_len`. Does not touch the memory.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl<T: Element> Room<T> {
         Ok((room, parts))
     }
 
-    /// The elements, if every part was filled and is gone.
+    /// The elements, if every part was filled and dropped.
     pub(crate) fn into_vec(self: Arc<Self>) -> Option<Vec<T>> {
         let room = Arc::into_inner(self)?;
         // ORDERING: Relaxed: `into_inner` orders this behind every part's end.
@@ -111,7 +111,7 @@ impl<T: Element> Part<T> {
     }
 }
 
-/// Asks for huge pages if that is worth the call.
+/// Requests huge pages if the memory is large enough to be worth the call.
 fn advise(start: usize, bytes: usize) {
     const WORTHWHILE: usize = 4 << 20;
     if bytes >= WORTHWHILE {

@@ -1,13 +1,13 @@
-//! The uses of an allocation: which operations used which part of it, whether a part is worth reading, and whose work wrote it that can
-//! still fail.
+//! The uses of an allocation: which operations used which part of it, whether a part holds valid data, and which work that can still
+//! fail wrote it.
 //!
-//! [`AllocationHazards`] has the uses, by ranges or, of a slab, by blocks. An operation's part of an allocation is a range, or blocks that it
-//! names. Only blocks of slabs are named.
+//! [`AllocationHazards`] tracks the uses by range or, for a slab, by block. An operation's part of an allocation is a range, or blocks that
+//! it names. Only blocks of slabs are named.
 //!
-//! [`LateWork`] has the ranges that were last written by work that can fail when it runs, or by a reader of such work's outputs, and has not
-//! ended. Its submitter knows whose work it is.
+//! [`LateWork`] holds the ranges last written by unfinished work that can fail when it runs, or by a reader of such work's outputs. Its
+//! submitter knows the type of the work.
 //!
-//! More than 500 lines: every submission asks all of this of each part.
+//! More than 500 lines: every submission checks all of this for each part.
 #![forbid(unsafe_code)]
 
 use std::any::Any;
@@ -34,18 +34,18 @@ pub(crate) enum AllocationHazards {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockSet(pub(crate) Vec<u32>);
 
-/// What a launch names of a slab: the blocks that it uses as it uses the argument, and others that it only reads.
+/// The blocks of a slab that a launch names: those that it uses in the argument's mode, and others that it only reads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NamedUses {
     pub(crate) used: BlockSet,
     pub(crate) read: BlockSet,
 }
 
-/// What a part is of memory that is no slab.
+/// The range of a part, in memory other than a slab.
 fn range<'a>(part: &Blocks<'a>) -> &'a Range<u64> {
     match part {
         Blocks::Range(range) => range,
-        // A slab without blocks is none.
+        // An empty slab is not divided into blocks.
         Blocks::Named(_) => &(0..0),
     }
 }
@@ -75,7 +75,7 @@ impl AllocationHazards {
         }
     }
 
-    /// Refuses contents that are not worth reading.
+    /// Refuses to read invalid data.
     pub(crate) fn check(&self, part: &Blocks<'_>, op: impl FnOnce() -> Arc<str>) -> Result<()> {
         match self.unreadable(part) {
             None => Ok(()),
@@ -131,7 +131,7 @@ impl AllocationHazards {
         }
     }
 
-    /// See [`Hazards::cut_off`]. Slabs do not grow: all of one stays.
+    /// See [`Hazards::cut_off`]. A slab does not grow, so all of it stays.
     pub(super) fn cut_off(&mut self, from: u64) -> u64 {
         match self {
             Self::Ranges(ranges) => ranges.cut_off(from),
@@ -139,7 +139,7 @@ impl AllocationHazards {
         }
     }
 
-    /// Poison that was replaced. Its drop may run code of a user's.
+    /// Poison that was replaced. Its drop may run a user's code.
     #[inline]
     pub(super) fn replaced(&mut self) -> &mut Vec<Poison> {
         match self {
@@ -149,7 +149,7 @@ impl AllocationHazards {
     }
 }
 
-/// Why a range is not worth reading.
+/// The failure that made a range invalid.
 #[derive(Clone, Debug)]
 pub(crate) struct Poison {
     pub(crate) producer: Arc<str>,
@@ -158,7 +158,7 @@ pub(crate) struct Poison {
 
 impl Poison {
     /// The poison left by an operation that failed with `error`; an upstream failure is passed on unchanged,
-    /// however many operations it goes through.
+    /// through any number of operations.
     pub(crate) fn of(error: &Error, op: impl FnOnce() -> Arc<str>) -> Self {
         match error.detail() {
             ErrorDetail::Upstream { producer, cause, .. } => {
@@ -168,7 +168,7 @@ impl Poison {
         }
     }
 
-    /// The error of an operation that reads it.
+    /// The error for an operation that reads the range.
     pub(crate) fn upstream(&self, op: Arc<str>) -> Error {
         let Poison { producer, cause } = self.clone();
         ErrorDetail::Upstream { op, producer, cause }.into()
@@ -177,7 +177,7 @@ impl Poison {
 
 impl PartialEq for Poison {
     fn eq(&self, other: &Self) -> bool {
-        // Launches of one kernel share its name.
+        // Launches of one kernel share the `Arc` of its name.
         Arc::ptr_eq(&self.producer, &other.producer) && self.cause.is(&other.cause)
     }
 }
@@ -187,8 +187,8 @@ impl Allocation {
         f(&self.hazards.lock())
     }
 
-    /// Whether no other stream's use of the memory is pending, all of it is worth reading, and nothing that wrote it can fail any more:
-    /// a use there waits for nothing and fails by nothing.
+    /// Whether no other stream's use of the memory is pending, all of its data is valid, and nothing that wrote it can still fail: a
+    /// use on `stream` needs no wait and has no failed input.
     #[inline]
     pub(crate) fn is_only_used_by(&self, stream: u64) -> bool {
         // ORDERING: Relaxed: the caller holds a borrow of the range that it will use. A conflicting use on another stream was entered
@@ -225,7 +225,7 @@ impl Allocation {
         }
     }
 
-    /// Enters a use of blocks, of a slab.
+    /// Enters a use of a slab's blocks.
     pub(crate) fn enter_blocks(&self, blocks: &[u32], mode: Mode, by: (&Arc<Progress>, u64)) {
         let mut hazards = self.hazards.lock();
         if let AllocationHazards::Slab(slab) = &mut *hazards
@@ -239,7 +239,7 @@ impl Allocation {
         }
     }
 
-    /// Returns whether poison was replaced.
+    /// Records a use in a slab; returns whether poison was replaced.
     #[inline(never)]
     fn record(
         &self,
@@ -253,8 +253,7 @@ impl Allocation {
         !slab.replaced.is_empty()
     }
 
-    /// Drops poison that was replaced, on the reaper's thread if that may run code of a user's: the caller holds locks, and a drop
-    /// may submit.
+    /// Drops replaced poison, on the reaper's thread if that may run a user's code: the caller holds locks, and a drop may submit.
     #[cold]
     #[inline(never)]
     fn let_go(&self, hazards: &mut AllocationHazards) {
@@ -278,7 +277,7 @@ impl Allocation {
         self.only_user.store(user.unwrap_or(NOBODY), Ordering::Relaxed);
     }
 
-    /// The range was written by an operation of that work, which can still fail.
+    /// Enters a range written by work that can still fail.
     pub(crate) fn enter_late(
         &self,
         range: &Range<u64>,
@@ -289,10 +288,10 @@ impl Allocation {
         self.note_only_user(&self.hazards.lock());
     }
 
-    /// Nobody may read what is behind `from` until it is written again. Returns where the last part there ends that anybody uses or may use again: work
-    /// that is not complete, a list of a graph, or a share that is neither the caller's nor a list's, whose parts are not known.
+    /// Makes the memory behind `from` unreadable until it is written again. Returns the end of the last part that is in use or may be used again: by
+    /// work that is not complete, by a graph's list, or by a share other than the caller's and the lists', whose parts are unknown.
     pub(crate) fn cut_off(self: &Arc<Self>, from: u64) -> u64 {
-        // Not under the lock: whoever learns of a completion is woken.
+        // Not under the lock: a query that finds a completion wakes its waiters.
         let users = self.hazards.lock().users();
         users.iter().for_each(|used| used.stream.ask(used.ticket));
         let mut hazards = self.hazards.lock();
@@ -307,8 +306,8 @@ impl Allocation {
         kept.parts.iter().map(|part| part.end).fold(in_use, u64::max).min(self.bytes)
     }
 
-    /// Whether the first part of the range that cannot be read is one whose producer failed.
-    /// Why a part has failed, in the name of `op`, if it has.
+    /// The failure of the first unreadable part of the range, as an error naming `op`; `None` if that part
+    /// was never written.
     pub(crate) fn failure(&self, range: &Range<u64>, op: &'static str) -> Option<Error> {
         let (hazards, part) = (self.hazards.lock(), Blocks::Range(range));
         let unreadable = hazards.unreadable(&part);
@@ -316,7 +315,7 @@ impl Allocation {
         has_failed.then(|| hazards.check(&part, || op.into()).err()).flatten()
     }
 
-    /// Poisons the outputs of a failed operation. `leaves_data`: it was never entered, and would have updated the range.
+    /// Poisons the outputs of a failed operation. `leaves_data`: the operation was never entered, and would have updated the range.
     pub(crate) fn poison(&self, part: &Blocks<'_>, leaves_data: bool, poison: &Poison) {
         let mut hazards = self.hazards.lock();
         hazards.poison(part, leaves_data, poison);
@@ -324,7 +323,7 @@ impl Allocation {
         self.let_go(&mut hazards);
     }
 
-    /// Makes a part readable again that operations which failed would have updated; an error in the name of `op` if it is not.
+    /// Makes a part readable again that failed operations would have updated; an error naming `op` if that is not possible.
     pub(crate) fn clear_poison(&self, range: &Range<u64>, op: &'static str) -> Result<()> {
         let mut hazards = self.hazards.lock();
         let part = Blocks::Range(range);
@@ -337,30 +336,30 @@ impl Allocation {
 
 pub(crate) type AnyWork = dyn Any + Send + Sync;
 
-/// The ranges. Those of several pieces of work of one operation are the same; others do not overlap.
+/// Ranges written by late work. Several works of one operation have the same range; other ranges do not overlap.
 #[derive(Default)]
 pub(crate) struct LateWork {
     all: Mutex<Ranges>,
-    /// There are some; changed under their lock.
+    /// Whether there are any; changed under the lock.
     is_used: AtomicBool,
 }
 
 #[derive(Default)]
 struct Ranges {
-    /// In their order.
+    /// In ascending order.
     all: Vec<LateRange>,
-    /// The length at which those of work that is gone are removed.
+    /// The length at which ranges of dropped work are removed.
     tidied_at: usize,
 }
 
-/// A range, and the work that wrote it: a ticket of a stream, by their numbers.
+/// A range, the work that wrote it, and that work's stream ID and ticket.
 struct LateRange {
     range: Range<u64>,
     by: (u64, u64),
     work: Weak<AnyWork>,
 }
 
-/// A part of a range that was asked for, and who wrote it.
+/// A part of a queried range, and the work that wrote it.
 pub(crate) struct LatePart<T> {
     pub(crate) part: Range<u64>,
     pub(crate) by: (u64, u64),
@@ -368,14 +367,14 @@ pub(crate) struct LatePart<T> {
 }
 
 impl LateWork {
-    /// Whether there may be some.
+    /// Whether there may be late work.
     #[inline]
     pub(crate) fn is_used(&self) -> bool {
         // ORDERING: Relaxed: readers of the work's outputs got them from its submitter.
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// The range was written by an operation, of that work.
+    /// Enters a range that was written by an operation of that work.
     pub(crate) fn enter(
         &self,
         range: &Range<u64>,
@@ -397,7 +396,7 @@ impl LateWork {
         self.note_use(&ranges);
     }
 
-    /// Another operation overwrites the range.
+    /// Removes a range that another operation overwrites.
     pub(crate) fn leave(&self, range: &Range<u64>) {
         let mut ranges = self.all.lock();
         ranges.cut(range);
@@ -418,7 +417,7 @@ impl LateWork {
         ranges.all[ranges.overlapping(range)].iter().filter_map(part).collect()
     }
 
-    /// The work has ended, or has failed and calls `each` for the ranges that it wrote: nobody enters or leaves them meanwhile.
+    /// Removes the ranges of work that has ended or failed, and calls `each` for them, under the lock.
     pub(crate) fn take<T>(&self, work: &Arc<T>, mut each: impl FnMut(&Range<u64>, (u64, u64))) {
         let mut ranges = self.all.lock();
         ranges.all.retain(|known| {
@@ -449,14 +448,14 @@ impl LateRange {
 }
 
 impl Ranges {
-    /// The places of those that overlap the range, or where it belongs.
+    /// The indices of the ranges that overlap `range`, or the index where it belongs.
     fn overlapping(&self, range: &Range<u64>) -> Range<usize> {
         let first = self.all.partition_point(|known| known.range.end <= range.start);
         let others = self.all[first..].iter();
         first..first + others.take_while(|known| known.overlap(range).is_some()).count()
     }
 
-    /// Leaves what is outside of the range.
+    /// Removes the range, and keeps the parts of known ranges outside it.
     fn cut(&mut self, range: &Range<u64>) {
         let places = self.overlapping(range);
         let found = &self.all[places.clone()];
@@ -474,7 +473,7 @@ mod tests {
 
     const LEN: u64 = 24;
 
-    /// Each byte has the work that wrote it last.
+    /// Compares the ranges with a model that stores the last writer of each byte.
     #[test]
     fn ranges_are_as_bytes_would_be() {
         let works: Vec<Arc<u64>> = (0..4).map(Arc::new).collect();

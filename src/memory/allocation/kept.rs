@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::Allocation;
 
-/// What lists of graphs will use again.
+/// The parts that lists of graphs will use again.
 #[derive(Default)]
 pub(super) struct KeptParts {
     pub(super) parts: Vec<Range<u64>>,
-    /// How many shares of the memory they have.
+    /// How many shares of the memory the lists hold.
     pub(super) shares: usize,
 }
 
