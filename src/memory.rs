@@ -8,10 +8,10 @@
 //! | [`Chunks`](chunks::Chunks), [`ChunksMut`](chunks::ChunksMut) | iterators over ranges of equal length |
 //! | [`Frozen`](frozen::Frozen) | a read-only buffer, shared by readers |
 //! | `SharedMemory` | memory with a descriptor, mapped |
-//! | `AddressRange` | reserved addresses, which get memory step by step |
+//! | `AddressRange` | reserved addresses, backed by memory step by step |
 //! | [`PinnedBuffer`](pinned::PinnedBuffer) | host memory that the device copies at full speed |
 //! | [`Mapped`](mapped::Mapped) | pinned memory that kernels use in place |
-//! | [`DeviceSlab`](slab::DeviceSlab), [`HostSlab`](host_slab::HostSlab) | device memory and pinned memory in blocks, tracked by block |
+//! | [`DeviceSlab`](slab::DeviceSlab), [`HostSlab`](host_slab::HostSlab) | device memory or pinned memory in blocks, tracked by block |
 //! | [`Room`](pageable::Room) | a `Vec` that several threads fill |
 //! | [`PinnedFlag`](pinned::PinnedFlag) | a word that the host and a running kernel share |
 
@@ -54,34 +54,34 @@ use gpu_await_protocol::account::Figures;
 /// A device's memory, in bytes; a snapshot.
 ///
 /// Each byte is counted in one of six figures, which mean the same in [`Stats`](crate::Stats) and in
-/// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well. What is left of
-/// [reservations](crate::Device::reserve) is not free, and in none of the six: beside them the sum under a limit is that of free, allocated, leaked and shared bytes
-/// and, under [`Pressure::Wait`](crate::Pressure), of whichever is more, pending and kept or budgeted bytes. Under [`Pressure::Fail`](crate::Pressure) it is that of
-/// all three, unless memory that came out of a reservation was freed: until it is returned, it is counted twice, as budgeted and as pending or kept.
+/// [`OutOfMemory`](crate::ErrorDetail::OutOfMemory). Under a limit they add up to it, or to less if others use the device as well. The unused part of
+/// [reservations](crate::Device::reserve) is not free, and in none of the six. With them, the limit is the sum of free, allocated, leaked and shared
+/// bytes and, under [`Pressure::Wait`](crate::Pressure), the larger of two: pending plus kept bytes, or budgeted bytes. Under
+/// [`Pressure::Fail`](crate::Pressure) all three are added, but freed memory of a reservation counts twice until it is returned.
 ///
-/// | figure | what | who can have it |
+/// | figure | memory | available to |
 /// |---|---|---|
-/// | free | held by nobody, within the limit | any stream, at once |
-/// | allocated | held by buffers | nobody |
+/// | free | unused, within the limit | any stream, at once |
+/// | allocated | held by buffers | no allocation |
 /// | pending | freed, and waiting for device work | the stream that freed it, at once; others behind that work |
 /// | kept | freed, and cached by a stream | that stream, at once; others too once its last use is complete, and before that behind it |
-/// | leaked | never freed | nobody |
-/// | shared | made for [several processes](crate::guide::memory#memory-that-several-processes-share), and mapped here | nobody |
+/// | leaked | never freed | no allocation |
+/// | shared | made for [several processes](crate::guide::memory#memory-that-several-processes-share), and mapped here | no allocation |
 ///
-/// [`Pressure`](crate::Pressure) says whether an allocation may have what is behind other work.
+/// [`Pressure`](crate::Pressure) decides whether an allocation may take memory that is behind other work.
 ///
-/// The limit bounds what is allocated, pending, kept, leaked and shared together. It does not bound `reserved_bytes`.
+/// The limit bounds the sum of allocated, pending, kept, leaked and shared bytes. It does not bound `reserved_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Memory that any stream can allocate at once, beside everything that is allocated, pending, kept, leaked and shared: what
-    /// is left of the limit, or of the device if that is less.
+    /// Memory that any stream can allocate at once: the rest of the limit, or of the device if that is less, without allocated,
+    /// pending, kept, leaked and shared memory.
     pub free_bytes: u64,
     /// All memory of the device.
     pub total_bytes: u64,
-    /// Memory held by buffers, in whole blocks; of [growable](crate::GrowableBuffer) ones, what is committed.
+    /// Memory held by buffers, in whole blocks; for [growable](crate::GrowableBuffer) ones, the committed memory.
     pub allocated_bytes: u64,
-    /// Freed memory that waits for device work: other streams use it, or its free is on a stream. It becomes free by itself.
+    /// Freed memory that waits for device work: other streams still use it, or its free is on a stream. It becomes free by itself.
     pub pending_bytes: u64,
     /// Freed memory that streams cache for their next allocations, whether its last use is complete or not. An allocation
     /// that does not fit without it takes it, if its last use is complete or [`Pressure`](crate::Pressure) lets it wait.
@@ -90,29 +90,29 @@ pub struct MemoryInfo {
     pub leaked_bytes: u64,
     /// Memory made here for other processes as well, until its last buffer here is dropped and every use is complete.
     pub shared_bytes: u64,
-    /// Memory of other processes that is mapped here. It is counted by its maker and not by the limit here, and is in no other figure.
+    /// Memory of other processes that is mapped here. Its maker counts it; the limit here and the other figures do not.
     pub imported_bytes: u64,
-    /// What is left of [reservations](crate::Device::reserve): only their allocations get it. Under [`Pressure::Wait`](crate::Pressure) they take
-    /// what is pending and kept as well, so that both may be the same bytes. `free_bytes` is what is left beside it.
+    /// The unused part of [reservations](crate::Device::reserve), for their allocations only. Under [`Pressure::Wait`](crate::Pressure) these
+    /// take pending and kept memory as well, so both figures may count the same bytes. `free_bytes` excludes it.
     pub budgeted_bytes: u64,
-    /// How many [reservations](crate::Device::reserve) wait to be granted.
+    /// How many [reservations](crate::Device::reserve) are waiting to be granted.
     pub reservations_waiting: u64,
-    /// How many bytes they ask for.
+    /// How many bytes they request.
     pub reservations_waiting_bytes: u64,
-    /// For how long the first of them has waited; zero where none does.
+    /// How long the first of them has been waiting; zero if none is.
     pub reservations_waiting_for: Duration,
-    /// By how much less was free after the driver had made the device's [partitions](crate::Partition), some 4 MiB for each set of
-    /// multiprocessors: neither allocated nor counted by the limit. What others allocated in that moment is in it.
+    /// By how much free memory shrank when the driver made the device's [partitions](crate::Partition), some 4 MiB for each set of
+    /// multiprocessors: neither allocated nor counted in the limit. It includes anything that others allocated at that moment.
     pub partitions_bytes: u64,
     /// Allocated and pending memory.
     pub used_bytes: u64,
     /// The most that `used_bytes` ever was.
     pub used_peak_bytes: u64,
-    /// Memory that the pool has reserved, in use or not, as the driver counts.
+    /// Memory that the pool has reserved, in use or not, by the driver's count.
     ///
-    /// It may be more than the limit: a GPU's driver reserves chunks of 32 MiB or a multiple of that, a new one where free
-    /// memory is in pieces that are too small, and returns a chunk only when nothing is in it, by
-    /// [`Device::trim`](crate::Device::trim), or when an allocation would fail otherwise.
+    /// It may exceed the limit: a GPU's driver reserves chunks of 32 MiB or a multiple of that, a new one if free memory
+    /// is too fragmented, and returns only empty chunks, on [`Device::trim`](crate::Device::trim) or when an allocation
+    /// would fail otherwise.
     pub reserved_bytes: u64,
     /// The most that `reserved_bytes` ever was.
     pub reserved_peak_bytes: u64,
@@ -125,7 +125,7 @@ impl MemoryInfo {
         if let Some(lost) = engine.state.lost() {
             return Err(lost.clone());
         }
-        // Work that nothing waits for may have freed memory: this finds out.
+        // Completed work that nothing waits for may have freed memory.
         engine.registry.streams().iter().for_each(|stream| stream.ask_after_all());
         let reach = Reach::of(engine)?;
         engine.collect_freed();
@@ -201,12 +201,12 @@ impl Reach {
         }
     }
 
-    /// All memory that the device can give, including what it has given, whatever the limit is.
+    /// All memory that the device can give, including what it has given, regardless of the limit.
     pub(crate) fn bytes(&self) -> u64 {
         self.free + self.pool.reserved
     }
 
-    /// [`bytes`](Self::bytes) with the memory beside the pool.
+    /// [`bytes`](Self::bytes) plus the memory outside the pool.
     pub(crate) fn bytes_beside(&self, engine: &Engine) -> u64 {
         let Figures { shared, committed, .. } = engine.memory.account.lock().figures();
         self.bytes() + shared + committed
@@ -222,7 +222,7 @@ impl Reach {
         self.bytes().saturating_sub(figures.held()).min(room)
     }
 
-    /// The error of an allocation with that outlook.
+    /// The error for an allocation with that outlook.
     pub(crate) fn refusal(
         &self,
         engine: &Engine,
@@ -257,14 +257,14 @@ impl Reach {
     }
 }
 
-/// What a buffer can hold: plain data that any bit pattern is valid for.
+/// An element of a buffer: plain data for which any bit pattern is valid.
 ///
 /// Implemented for every [`bytemuck::Pod`] type that may cross threads: all integers, `f16`,
 /// `bf16`, `f32`, `f64`, arrays of them, and your own `#[repr(C)]` types with
 /// `#[derive(bytemuck::Pod, bytemuck::Zeroable)]`.
 ///
-/// A buffer of a type that has no size, or that is aligned to more than 256 bytes (in pinned memory:
-/// 128), does not compile.
+/// A buffer of a zero-sized type, or of one aligned to more than 256 bytes (in pinned memory: 128), does not
+/// compile.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not plain data that device memory or a kernel can hold",
     label = "not `bytemuck::Pod`",
@@ -277,14 +277,14 @@ pub trait Element: bytemuck::Pod + Send + Sync {}
 #[diagnostic::do_not_recommend]
 impl<T: bytemuck::Pod + Send + Sync> Element for T {}
 
-/// Rejects, at compile time, a type that memory of this alignment cannot hold, or that has no size: its
-/// length would be undefined.
+/// Rejects, at compile time, a type that memory of this alignment cannot hold, and a zero-sized type, for
+/// which lengths are meaningless.
 pub(crate) const fn must_fit<T>(alignment: u64) {
     assert!(size_of::<T>() > 0, "the element type has no size");
     assert!(align_of::<T>() as u64 <= alignment, "the element type is aligned too strictly");
 }
 
-/// Numbers, which have a one: all integers, `f16`, `bf16`, `f32`, `f64`. Sealed.
+/// A number type, which has a one: all integers, `f16`, `bf16`, `f32`, `f64`. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a number that memory can be filled with ones of",
     label = "not a number",

@@ -91,7 +91,7 @@ impl<T: Element> Mapped<T> {
         (self.device, self.host)
     }
 
-    /// Unmaps the memory; the caller has checked that no use is pending.
+    /// The host memory alone; the caller has checked that no use is pending.
     pub(crate) fn into_host(self) -> PinnedBuffer<T> {
         self.host
     }

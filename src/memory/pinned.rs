@@ -13,19 +13,18 @@ use crate::backend::HostPtr;
 use crate::error::{ErrorDetail, Result};
 use gpu_await_protocol::buddy::LEAST_BYTES;
 
-/// `len` elements in pinned host memory: copies to and from the device run at full speed and without any
+/// `len` elements in pinned host memory: copies to and from the device run at full speed and without a host
 /// thread.
 ///
-/// It dereferences to `[T]` and is aligned to 128 bytes; a part that was split off is aligned to its elements. A new one is zeroed, even if the pool reuses memory.
-/// It is *lent* to a copy and comes back from the copy's future; when dropped, it returns to its device's
-/// pool.
+/// It dereferences to `[T]` and is aligned to 128 bytes; a part that was split off is aligned to its elements. A new buffer is zeroed, even if the
+/// pool reuses memory. It is *lent* to a copy and comes back from the copy's future; when dropped, it returns to its device's pool.
 ///
 /// To copy to or from a part, [`split_off`](Self::split_off) that part, lend it, and rejoin the two with
 /// [`unsplit`](Self::unsplit): parts are independent buffers, so one may be filled while the device copies
 /// another.
 ///
 /// # Examples
-/// The second half is lent, the first one is written meanwhile:
+/// The second half is lent while the first is written:
 /// ```
 /// # futures::executor::block_on(async {
 /// # let device = gpu_await::Device::host();
@@ -48,20 +47,20 @@ pub struct PinnedBuffer<T> {
 }
 
 impl<T: Element> PinnedBuffer<T> {
-    /// Memory for a copy that overwrites all of it before it can be read: until then it holds an earlier
+    /// Memory for a copy that overwrites all of it before it can be read: until then it may hold an earlier
     /// user's data.
     pub(crate) fn new(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
         Ok(PinnedBuffer::over(pool.get(bytes_of::<T>(len)?)?, len))
     }
 
-    /// `len` elements in a block that is large enough: the one way to a buffer.
+    /// `len` elements in a block that is large enough; the only constructor.
     fn over(block: Arc<PinnedBlock>, len: usize) -> Self {
         const { must_fit::<T>(LEAST_BYTES as u64) };
         let room = 0..block.bytes() as usize;
         PinnedBuffer { block, room, len, element: PhantomData }
     }
 
-    /// [`new`](Self::new) for users: zeroed, so that an earlier user's data does not show.
+    /// [`new`](Self::new) for users: zeroed, so that an earlier user's data does not leak.
     pub(crate) fn zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Self> {
         let mut fresh = PinnedBuffer::new(pool, len)?;
         bytemuck::fill_zeroes(&mut fresh);
@@ -70,7 +69,7 @@ impl<T: Element> PinnedBuffer<T> {
 
     /// [`zeroed`](Self::zeroed) if the pool has such memory and clearing it is quick.
     pub(crate) fn pooled_zeroed(pool: &Arc<PinnedPool>, len: usize) -> Result<Option<Self>> {
-        // Clearing memory cut from slabs takes no longer than a wake-up.
+        // Clearing a block cut from a slab takes no longer than a wake-up.
         if bytes_of::<T>(len)? > MOST_CUT_BYTES {
             return Ok(None);
         }
@@ -105,8 +104,8 @@ impl<T: Element> PinnedBuffer<T> {
         self.len == 0
     }
 
-    /// Returns the address under which the device reaches the memory, as a number: the mapped one of
-    /// `cuMemHostGetDevicePointer`. To use it, see [`Uses::lends`](crate::Uses::lends).
+    /// Returns the device address of the memory, as a number: the one that `cuMemHostGetDevicePointer`
+    /// returns. To use it, see [`Uses::lends`](crate::Uses::lends).
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.block.device().0 + self.room.start as u64
@@ -147,7 +146,7 @@ impl<T: Element> PinnedBuffer<T> {
         &self.block
     }
 
-    /// The address of its first element.
+    /// The host address of its first element.
     pub(crate) fn host(&self) -> HostPtr {
         HostPtr(self.block.host().0 + self.room.start)
     }
@@ -163,10 +162,9 @@ impl<T: Element> Deref for PinnedBuffer<T> {
     fn deref(&self) -> &[T] {
         let start: *const T = self.host().0 as *const T;
         // SAFETY: the block is mapped and has room for `len` elements from `start`, which is a whole number
-        // of them behind the block's own start, and that is aligned for `T` (asserted in `over`); any
-        // bits are a valid `T: Pod`. A `PinnedBuffer` is in the user's hands only while no device command
-        // may touch its room: it moves into the operation it is lent to and comes back when that is
-        // complete.
+        // of them behind the block's own start, and that is aligned for `T` (asserted in `over`); any bits
+        // are a valid `T: Pod`. The user has a `PinnedBuffer` only while no device command may touch its
+        // room: it moves into the operation it is lent to and comes back when that is complete.
         unsafe { std::slice::from_raw_parts(start, self.len) }
     }
 }
@@ -204,9 +202,9 @@ impl<T: Element + PartialEq<U>, U: Element> PartialEq<Vec<U>> for PinnedBuffer<T
     }
 }
 
-/// A 32-bit word in pinned memory that the host and *running* kernels share.
+/// A 32-bit word in pinned memory, shared by the host and *running* kernels.
 ///
-/// Cheap to clone; clones share the word. A launch that is passed the flag keeps it alive until the launch is
+/// Cheap to clone; clones share the word. A launch that takes the flag keeps it alive until the launch is
 /// complete.
 #[derive(Clone)]
 pub struct PinnedFlag {
@@ -231,7 +229,7 @@ impl PinnedFlag {
         self.word().store(value, Ordering::Release);
     }
 
-    /// Writes `new` if the word is `current`, and returns the previous value.
+    /// Writes `new` if the word is `current`; returns the previous value.
     ///
     /// Atomic among host threads; with respect to a running kernel only if the device reports native host
     /// atomics.
@@ -249,7 +247,7 @@ impl PinnedFlag {
     fn word(&self) -> &AtomicU32 {
         let word: *mut u32 = self.block.host().0 as *mut u32;
         // SAFETY: the block is mapped for as long as `self.block` lives, aligned to 128 bytes, and every
-        // access to it is as one atomic word.
+        // access to it is an access to one atomic word.
         unsafe { AtomicU32::from_ptr(word) }
     }
 }
@@ -260,7 +258,7 @@ impl fmt::Debug for PinnedFlag {
     }
 }
 
-/// `len` elements in bytes.
+/// The size of `len` elements in bytes.
 pub(crate) fn bytes_of<T>(len: usize) -> Result<usize> {
     let element_bytes = size_of::<T>();
     match len.checked_mul(element_bytes).filter(|bytes| isize::try_from(*bytes).is_ok()) {

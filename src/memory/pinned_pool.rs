@@ -1,23 +1,23 @@
-//! [`PinnedPool`]: a device's pinned host memory: our own mappings, registered with the device.
+//! [`PinnedPool`]: a device's pinned host memory, in mappings that the crate makes and registers with the device.
 //!
-//! | blocks | where they are |
+//! | blocks | source |
 //! |---|---|
 //! | up to half a slab | cut from slabs of [`SLAB_BYTES`], each of which serves every such size ([`buddy`](gpu_await_protocol::buddy)) |
 //! | larger | in a mapping of their own, reused for the same size |
 //!
-//! Registering is a driver call, which the driver delays while a thread is blocked submitting to a full queue. To spare callers that, a
-//! slab is registered in the background when the device is opened, and again whenever no slab has a free half.
+//! Registering is a driver call, which blocks while a thread is blocked submitting to a full queue. To spare callers that delay, a slab
+//! is registered in the background when the device is opened, and again whenever no slab has a free half.
 //!
-//! A block returns to its pool when neither the user nor a stream that it was lent to holds it. The mapping is ours and not the driver's,
-//! so it stays readable after a device is lost.
+//! A block returns to its pool when neither the user nor a stream that it was lent to holds it. The mapping belongs to the crate and not
+//! to the driver, so it stays readable after the loss of a device.
 //!
 //! # Invariants
-//! 1. The first block of a size up to half a slab costs no driver call, unless the previous slab is used up faster than a new one is
+//! 1. The first block of a size up to half a slab costs no driver call, unless the previous slab is used up before a new one is
 //!    registered (`a_full_queue_holds_up_no_first_download`).
-//! 2. Slabs are registered one at a time, each for a caller that found no memory after the previous one: callers that arrive while one is
-//!    registered in the background do not register a second (`first_callers_share_a_slab`).
-//! 3. A slab that the driver refuses in the background is reported to nobody: the next caller without memory asks again, and gets that
-//!    error (`a_slab_refused_in_the_background_is_no_error`).
+//! 2. Slabs are registered one at a time, each for a caller that found no memory after the previous one: callers that arrive during a
+//!    background registration do not register a second slab (`first_callers_share_a_slab`).
+//! 3. A refusal of a slab in the background is not reported: the next caller without memory tries again, and gets that error
+//!    (`a_slab_refused_in_the_background_is_no_error`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,24 +44,24 @@ const PAGE_BYTES: usize = 4 << 10;
 /// The pinned memory of one device.
 pub(crate) struct PinnedPool {
     engine: Arc<Engine>,
-    /// Starts the threads that make slabs in the background; `None` if only callers make them.
+    /// Starts the threads that make slabs in the background; `None` if only callers make slabs.
     crew: Option<Weak<Crew>>,
     state: Mutex<Slabs>,
-    /// Held while memory is registered, and for a slab from the look whether it is needed. The driver
-    /// makes submitters wait while it registers: they get their turn between two.
+    /// Held while memory is registered; for a slab, from the check whether it is needed. Registration blocks
+    /// submitters in the driver: with this lock they can run between two registrations.
     registers: Mutex<()>,
 }
 
 #[derive(Default)]
 struct Slabs {
     slabs: Vec<Slab>,
-    /// Free blocks that have a mapping of their own, by their size.
+    /// Free blocks with their own mapping, by size.
     free: HashMap<usize, Vec<RawBlock>>,
-    /// The mappings of those, in use or free.
+    /// The mappings of such blocks, in use or free.
     mappings: Vec<Mapping>,
     /// At least one block is quarantined.
     has_quarantined: bool,
-    /// A slab is made in the background; or could not be, and no caller made one since.
+    /// A slab is being made in the background, or that failed and no caller has made one since.
     is_growing: bool,
 }
 
@@ -71,7 +71,7 @@ struct Slab {
 }
 
 struct Mapping {
-    /// Users and the device write it. Has no way to a reference, which would be an access to all of it.
+    /// Users and the device write it. `MmapRaw` gives no reference, which would count as an access to all of it.
     memory: MmapRaw,
     address: usize,
     device: DevicePtr,
@@ -79,7 +79,7 @@ struct Mapping {
 
 #[derive(Clone, Copy)]
 struct RawBlock {
-    /// The address of the mapping that it is in.
+    /// The address of its mapping.
     mapping: usize,
     host: usize,
     device: DevicePtr,
@@ -90,12 +90,12 @@ struct RawBlock {
 pub(crate) struct PinnedBlock {
     pool: Arc<PinnedPool>,
     raw: RawBlock,
-    /// A device may access the block at any later time.
+    /// A device may access the block at any time, for ever.
     quarantined: AtomicBool,
 }
 
 impl PinnedPool {
-    /// With a crew, slabs are made ahead of need, the first one now.
+    /// With a crew, slabs are made ahead of need, starting with the first one.
     pub(crate) fn new(engine: &Arc<Engine>, crew: Option<&Arc<Crew>>) -> Arc<Self> {
         let pool = Arc::new(PinnedPool {
             engine: engine.clone(),
@@ -104,7 +104,7 @@ impl PinnedPool {
             registers: Mutex::default(),
         });
         if crew.is_some() {
-            // Without a thread for it the first caller makes one.
+            // If there is no thread for it, the first caller makes one.
             detach(pool.growth()).ok();
         }
         pool
@@ -118,7 +118,7 @@ impl PinnedPool {
     }
 
     /// Unmaps unused mappings until at most `keep_bytes` are mapped or none is left; returns the number of
-    /// bytes returned. Waits for everything that runs on a GPU.
+    /// bytes unmapped. Waits for everything that runs on a GPU.
     pub(crate) fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let unused =
             self.state.lock().take_unused(usize::try_from(keep_bytes).unwrap_or(usize::MAX));
@@ -133,10 +133,10 @@ impl PinnedPool {
         result.map(|()| gone)
     }
 
-    /// A block of at least `bytes`. Maps and registers memory where the pool has none: 0.2 to 6 ms
-    /// a mebibyte on an H200.
+    /// A block of at least `bytes`. If the pool has none, maps and registers memory: 0.2 to 6 ms per MiB on
+    /// an H200.
     pub(crate) fn get(self: &Arc<Self>, bytes: usize) -> Result<Arc<PinnedBlock>> {
-        // Even if the pool has memory: whether a call works must not depend on earlier uses.
+        // Checked even if the pool has memory: whether a call works must not depend on earlier uses.
         role::check("taking pinned memory")?;
         let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
         loop {
@@ -147,7 +147,7 @@ impl PinnedPool {
                 let raw = self.map_block(class)?;
                 return Ok(self.block(raw));
             }
-            // Others may take all of it; then another is made.
+            // Others may use up the new slab; then another is made.
             self.grow(|state| state.count(class, 1) == 0)?;
         }
     }
@@ -164,18 +164,18 @@ impl PinnedPool {
             (raw, grows)
         };
         if grows && let Some(crew) = self.crew.as_ref().and_then(Weak::upgrade) {
-            // Not on the crew: the driver may delay it, which would delay copies.
+            // Not on a thread of the crew: the driver may block it, which would delay copies.
             crew.detach(self.growth());
         }
         Some(self.block(raw))
     }
 
-    /// How many blocks for `bytes` are free; does not count beyond `most`.
+    /// How many blocks for `bytes` are free, counted up to `most`.
     pub(crate) fn free_blocks(&self, bytes: usize, most: usize) -> usize {
         class_bytes(bytes).map_or(0, |class| self.state.lock().count(class, most))
     }
 
-    /// Makes one more block for `bytes`, or a slab for several, unless `enough` are free.
+    /// Makes another block for `bytes`, or a slab of several, unless `enough` are free.
     pub(crate) fn stock(&self, bytes: usize, enough: usize) -> Result<()> {
         let class = class_bytes(bytes).ok_or_else(|| out_of_pinned(bytes, "too large"))?;
         if class <= MOST_CUT_BYTES {
@@ -200,13 +200,13 @@ impl PinnedPool {
             if let Some(pool) = pool.upgrade()
                 && pool.engine.check_open().is_ok()
             {
-                // If it is refused, the next caller asks.
+                // After a refusal the next caller tries again.
                 pool.grow(Slabs::is_short).ok();
             }
         }
     }
 
-    /// Makes a slab, unless the previous caller's slab made it unnecessary.
+    /// Makes a slab, unless the previous caller's slab has made that unnecessary.
     fn grow(&self, is_needed: impl FnOnce(&Slabs) -> bool) -> Result<()> {
         let _registers = self.registers.lock();
         if is_needed(&self.state.lock()) {
@@ -217,7 +217,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Makes a block with a mapping of its own.
+    /// Makes a block with its own mapping.
     fn map_block(&self, bytes: usize) -> Result<RawBlock> {
         let memory = self.map(bytes)?;
         let registers = self.registers.lock();
@@ -239,7 +239,7 @@ impl PinnedPool {
             system::advise_huge_pages(memory.as_mut_ptr() as usize, bytes);
         }
         if self.engine.backend.kind() == DeviceKind::Cuda {
-            // The system makes the pages here, and not while the driver makes others wait.
+            // Faults the pages in here, not while the driver blocks others.
             memory.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
         }
         Ok(memory.into())
@@ -247,8 +247,8 @@ impl PinnedPool {
 
     fn register(&self, memory: MmapRaw) -> Result<Mapping> {
         let (address, bytes) = (memory.as_mut_ptr() as usize, memory.len());
-        // SAFETY: the mapping is ours, page-aligned, `bytes` long, and stays mapped until `drop`
-        // unregistered it or for ever.
+        // SAFETY: this crate made the mapping, which is page-aligned, `bytes` long, and stays mapped until
+        // `drop` has unregistered it or for ever.
         let device = unsafe { self.engine.backend.register(HostPtr(address), bytes) };
         match device {
             Ok(device) => Ok(Mapping { memory, address, device }),
@@ -263,7 +263,7 @@ impl PinnedBlock {
         HostPtr(self.raw.host)
     }
 
-    /// The address under which the device reaches the block.
+    /// The device address of the block.
     pub(crate) fn device(&self) -> DevicePtr {
         self.raw.device
     }
@@ -288,7 +288,7 @@ impl Drop for PinnedBlock {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         if *self.quarantined.get_mut() {
-            // It is never lent again, and the pool's drop leaves it mapped.
+            // The block is never lent again, and the pool's drop leaves it mapped.
             state.has_quarantined = true;
         } else {
             state.put(self.raw);
@@ -309,7 +309,7 @@ impl Drop for PinnedPool {
         // Unregistering waits for everything that runs on a GPU.
         last_act(move || {
             for mapping in mappings {
-                // If it is refused, the memory stays mapped.
+                // After a refusal the memory stays mapped.
                 unregister(&*backend, mapping).ok();
             }
         });
@@ -349,7 +349,7 @@ impl Slabs {
         }
     }
 
-    /// How many blocks of that class are free; does not count beyond `most`.
+    /// How many blocks of that class are free, counted up to `most`.
     fn count(&self, class: usize, most: usize) -> usize {
         if class > MOST_CUT_BYTES {
             return self.free.get(&class).map_or(0, |blocks| blocks.len().min(most));
@@ -357,7 +357,7 @@ impl Slabs {
         self.slabs.iter().fold(0, |count, slab| count + slab.buddy.count(class, most - count))
     }
 
-    /// Whether the next block may find no room.
+    /// Whether no slab has room for the largest block.
     fn is_short(&self) -> bool {
         !self.slabs.iter().any(|slab| slab.buddy.has(MOST_CUT_BYTES))
     }
@@ -400,9 +400,9 @@ impl Slabs {
     }
 }
 
-/// Ends a registration and the mapping; refused, the mapping stays for good.
+/// Unregisters and unmaps memory; after a refusal it stays mapped for good.
 fn unregister(backend: &dyn Backend, mapping: Mapping) -> std::result::Result<(), DriverCode> {
-    // SAFETY: no block of the mapping is in use, and none is free to be handed out.
+    // SAFETY: no block of the mapping is in use or can be handed out.
     let unregistered = unsafe { backend.unregister(HostPtr(mapping.address)) };
     if unregistered.is_err() {
         std::mem::forget(mapping.memory);

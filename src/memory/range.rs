@@ -1,19 +1,19 @@
-//! [`AddressRange`]: reserved addresses of one device, which get memory step by step, from the beginning on.
+//! [`AddressRange`]: reserved addresses of one device, which are backed by memory step by step from the beginning.
 //!
 //! | the addresses | left by |
 //! |---|---|
-//! | reserved, without memory: nobody may use them | [`commit`](AddressRange::commit) |
-//! | committed: memory like any other, counted in the account | [`decommit`](AddressRange::decommit), of steps that nobody uses or may use again |
-//! | given back, when the last share goes | – |
+//! | reserved, without memory: nothing may use them | [`commit`](AddressRange::commit) |
+//! | committed: memory like any other, counted in the account | [`decommit`](AddressRange::decommit), of steps that nothing uses or may use again |
+//! | freed, with the last share | – |
 //!
 //! # Invariants
-//! 1. What is committed takes room of the limit before the driver is asked, and leaves it after the driver took it back
-//!    (`growth_is_within_the_limit`).
-//! 2. No other memory gets these addresses while a share exists: the driver keeps them reserved, whatever has memory
-//!    (`addresses_stay_while_it_lives`).
-//! 3. One thread changes it at a time, each time all or nothing (`growth_survives_a_failure_of_each_call`).
-//! 4. What the owner wants last it has, in whatever order the calls come: where the system refuses threads, errands can overtake
-//!    (`a_late_shrink_takes_nothing`).
+//! 1. Committed memory counts toward the limit from before the driver call that maps it until after the one that unmaps
+//!    it (`growth_is_within_the_limit`).
+//! 2. No other memory gets these addresses while a share exists: the driver keeps them reserved, with or without
+//!    memory (`addresses_stay_while_it_lives`).
+//! 3. One thread at a time changes it, and each change is all or nothing (`growth_survives_a_failure_of_each_call`).
+//! 4. The owner's last wish wins, in whatever order the calls come: where the system refuses threads, errands can overtake each
+//!    other (`a_late_shrink_takes_nothing`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,19 +30,19 @@ use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::runtime::stream_state::StreamState;
 
-/// Reserved addresses. Dropped when nobody uses them, with their memory.
+/// Reserved addresses. Dropped with their memory when nothing uses them.
 pub(crate) struct AddressRange {
     engine: Arc<Engine>,
     ptr: DevicePtr,
     bytes: u64,
     step: u64,
-    /// What has memory, from the beginning on. Held during driver calls: it is none of the locks that are counted.
+    /// The backed part, from the beginning. Held during driver calls, so not one of the counted locks.
     committed: Mutex<Committed>,
-    /// Up to where the owner uses it, or will.
+    /// The end of the part that the owner uses or will use.
     wanted: AtomicU64,
 }
 
-/// Steps that have memory, in parts by what they draw from.
+/// The steps that have memory, in parts by the budget that they draw from.
 #[derive(Default)]
 struct Committed {
     bytes: u64,
@@ -55,7 +55,7 @@ impl Committed {
         self.parts.push((bytes, allowance));
     }
 
-    /// Takes the last `bytes`, and gives them back to what they were drawn from.
+    /// Removes the last `bytes`, and returns them to the budgets that they were drawn from.
     fn pop(&mut self, engine: &Engine, bytes: u64) {
         self.bytes -= bytes;
         let mut left = bytes;
@@ -80,7 +80,7 @@ impl AddressRange {
     /// Reserves addresses for `bytes`, in whole steps. Blocks for driver calls.
     ///
     /// # Errors
-    /// A device that has no such memory; no addresses; a device that is lost or closed.
+    /// A device without such memory; no free addresses; a lost or closed device.
     pub(crate) fn reserve(engine: &Arc<Engine>, bytes: u64) -> Result<Arc<Self>> {
         engine.check_open()?;
         let step = engine.backend.range_granularity().map_err(|code| refused(engine, code))?;
@@ -90,14 +90,14 @@ impl AddressRange {
         Ok(Arc::new(AddressRange { engine, ptr, bytes, step, committed, wanted }))
     }
 
-    /// All of it as memory like any other, unwritten, whose parts that have no memory the caller keeps from everybody. It keeps the range, and its
-    /// last share is dropped where owners of memory are.
+    /// The whole range as unwritten memory like any other; the caller must prevent uses of parts without memory. The allocation keeps the range,
+    /// whose last share is dropped by the thread that drops owners of memory.
     pub(crate) fn into_allocation(self: Arc<Self>) -> Allocation {
         let (engine, ptr, bytes) = (self.engine.clone(), self.ptr, self.bytes);
         Allocation::mapped(&engine, ptr, bytes, false, Box::new(self))
     }
 
-    /// The end of the step that holds the last of these bytes.
+    /// `bytes` rounded up to whole steps.
     pub(crate) fn in_steps(&self, bytes: u64) -> u64 {
         bytes.next_multiple_of(self.step)
     }
@@ -107,16 +107,16 @@ impl AddressRange {
         self.committed.lock().bytes
     }
 
-    /// The owner wants it up to there from now on: a commit or a decommit follows.
+    /// Sets how far the owner wants memory from now on; a commit or a decommit follows.
     pub(crate) fn want(&self, to: u64) {
         self.wanted.store(to, Ordering::SeqCst);
     }
 
-    /// Gives memory to what has none up to `to`, a multiple of the step, drawn from `allowance`. Blocks for driver calls.
+    /// Adds memory up to `to`, a multiple of the step, drawn from `allowance`. Blocks for driver calls.
     ///
     /// # Errors
-    /// Out of memory, after all that streams keep and the pool reserves was returned; more than what is left of the allowance; a driver's refusal; a
-    /// device that is lost or closed. Nothing has changed then.
+    /// Out of memory, after everything that streams keep and the pool reserves was returned; more than is left of the allowance; a driver refusal; a
+    /// lost or closed device. Nothing has changed then.
     pub(crate) fn commit(
         &self,
         stream: &Arc<StreamState>,
@@ -139,7 +139,7 @@ impl AddressRange {
         }
         let (at, steps) = (self.ptr.offset(committed.bytes), bytes / self.step);
         let made = beside_pool::make(engine, || {
-            // SAFETY: these steps are reserved, and have no memory: what has is in front of them.
+            // SAFETY: these steps are reserved, and have no memory: the committed steps are in front of them.
             unsafe { engine.backend.range_commit(at, self.step, steps) }
         });
         if let Err(code) = made {
@@ -156,21 +156,21 @@ impl AddressRange {
         Ok(())
     }
 
-    /// Takes the memory behind `to`, a multiple of the step, and behind what is wanted by now; says how much that was. Blocks for a driver
-    /// call.
+    /// Removes the memory behind both `to`, a multiple of the step, and the part that is wanted by now; returns how much that was. Blocks
+    /// for a driver call.
     ///
     /// # Errors
-    /// A driver's refusal, a device that is lost: nothing has changed then.
+    /// A driver refusal or a lost device: nothing has changed then.
     ///
     /// # Safety
-    /// Every use of what is behind `to` is complete, and nobody will use it before it is wanted, and then committed, again.
+    /// Every use of the memory behind `to` is complete, and nothing will use it before it is wanted, and then committed, again.
     pub(crate) unsafe fn decommit(&self, to: u64) -> Result<u64> {
         let engine = &self.engine;
         if let Some(lost) = engine.state.lost() {
             return Err(lost.clone());
         }
         let mut committed = self.committed.lock();
-        // Behind the lock: a commit that was made sees its memory wanted, and one that comes is made behind this.
+        // Read under the lock: an earlier commit has its memory wanted already, and a later one comes after this.
         let to = to.max(self.wanted.load(Ordering::SeqCst));
         let bytes = committed.bytes.saturating_sub(to);
         if bytes > 0 {
@@ -184,7 +184,7 @@ impl AddressRange {
     }
 }
 
-/// The error of a growth. Its stream's memory may be free for an allocation, and not for this: it advises what waits for both.
+/// The error of a growth. Memory of its stream may be free for an allocation and not for this: it advises a reservation, which waits for both.
 fn full(stream: &Arc<StreamState>, bytes: u64, budget: Option<usize>) -> Error {
     let error = MemoryInfo::out_of_memory(stream, "grow".into(), bytes, budget);
     let mut detail = error.detail().clone();
@@ -216,10 +216,10 @@ impl Drop for AddressRange {
             let backend = &engine.backend;
             let taken = match committed.bytes / *step {
                 0 => Ok(()),
-                // SAFETY: the owner of memory is dropped when every use is complete; before it became memory there was none.
+                // SAFETY: the owner of memory is dropped when every use is complete; before it owned memory there was no use.
                 steps => unsafe { backend.range_decommit(*ptr, *step, steps) },
             };
-            // SAFETY: none of it has memory.
+            // SAFETY: no part of it has memory.
             let freed = taken.and_then(|()| unsafe { backend.range_free(*ptr, *bytes) });
             if freed.is_err() {
                 engine.state.count_unreturned();

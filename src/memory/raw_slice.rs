@@ -1,4 +1,4 @@
-//! Device addresses, for code outside this crate.
+//! Device addresses for code outside this crate.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use crate::backend::DevicePtr;
 /// The address of `len` elements of device memory: plain data, with no claim on the memory.
 ///
 /// The closure of [`enqueue`](crate::Stream::enqueue) gets one for each range that it declared, and
-/// [`MemoryLoan::slices`](crate::MemoryLoan::slices) returns one for each range that is on loan.
+/// [`MemoryLoan::slices`](crate::MemoryLoan::slices) returns one for each range on loan.
 pub struct RawSlice<T> {
     ptr: DevicePtr,
     len: usize,
@@ -50,15 +50,15 @@ impl<T> RawSlice<T> {
     ///
     /// # Safety
     /// The device is a host device. The call is made by the host function of an operation that declared this range, or
-    /// during such a loan of it; the slice is gone when that function returns or the loan ends. Nothing writes the
-    /// elements meanwhile.
+    /// during such a loan of it; the slice is dropped before that function returns or the loan ends. Nothing writes
+    /// the elements meanwhile.
     #[must_use]
     pub unsafe fn as_slice<'a>(self) -> &'a [T] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: the range was made of a buffer of `T`, whose elements accept any bits; the caller runs where
-        // the memory is live, keeps it unwritten, and chose a lifetime that ends there.
+        // SAFETY: the range comes from a buffer of `T`, whose elements accept any bits; the caller runs while
+        // the memory is live, keeps it unwritten, and chose a lifetime that ends in that time.
         unsafe { std::slice::from_raw_parts(self.ptr.0 as *const T, self.len) }
     }
 

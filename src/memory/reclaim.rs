@@ -2,11 +2,11 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`retired`] | what is freed when its last user is complete |
+//! | [`retired`] | values that are freed when their last user is complete |
 //! | [`allowance`] | the budget that allocations draw from |
 //! | [`claim`] | the memory of an allocation, taken over from other streams' pending uses if it must be |
-//! | [`prospect`] | how much could be had, and when |
-//! | [`pressure`] | what an allocation does that finds nothing |
+//! | [`prospect`] | how much memory is available, and when |
+//! | [`pressure`] | what an allocation does when it finds no memory |
 //! | [`reclaimers`] | the futures that wait for memory |
 
 pub(crate) mod allowance;

@@ -1,9 +1,9 @@
-//! [`SharedMemory`]: memory with a descriptor, which other processes may map as well, in the address space of one device.
+//! [`SharedMemory`]: memory with a file descriptor, which other processes may map as well, in the address space of one device.
 //!
 //! # Invariants
-//! 1. It is unmapped when every use here is complete, by the thread that drops owners of memory, and is then out of the account
-//!    (`drops_in_any_order_leave_nothing`).
-//! 2. Memory that is made takes room of the limit before the driver is asked (`the_limit_bounds_shared_memory`).
+//! 1. It is unmapped when every use here is complete, by the thread that drops owners of memory, and then removed from the
+//!    account (`drops_in_any_order_leave_nothing`).
+//! 2. New memory is counted in the limit before the driver call (`the_limit_bounds_shared_memory`).
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Makes memory, in whole pieces of the granularity. Blocks for driver calls.
+    /// Creates memory, in multiples of the granularity. Blocks for driver calls.
     ///
     /// # Errors
-    /// Out of memory, after all that streams keep and the pool reserves was returned; a driver's refusal; the system refuses a descriptor.
+    /// Out of memory, after everything that streams keep and the pool reserves was returned; a driver refusal; no descriptor from the system.
     pub(crate) fn create(stream: &Arc<StreamState>, bytes: u64) -> Result<(SharedMemory, OwnedFd)> {
         let engine = &stream.engine;
         engine.check_open()?;
@@ -59,10 +59,10 @@ impl SharedMemory {
         }
     }
 
-    /// Maps all of the memory behind a descriptor, for reading; with `writes` for writing as well. Blocks for driver calls.
+    /// Maps all of the memory behind a descriptor for reading and, with `writes`, for writing. Blocks for driver calls.
     ///
     /// # Errors
-    /// A descriptor of something else, or of less memory; a driver's refusal.
+    /// A descriptor of something else, or of less memory; a driver refusal.
     pub(crate) fn import(
         engine: &Arc<Engine>,
         memory: BorrowedFd<'_>,
@@ -81,7 +81,7 @@ impl SharedMemory {
         self.raw
     }
 
-    /// The first `bytes` of it, as memory like any other: `written` by another process, or by nobody.
+    /// The first `bytes`, as memory like any other: `written` by another process, or not written.
     pub(crate) fn into_allocation(self, bytes: u64, written: bool) -> Allocation {
         let (engine, ptr) = (self.engine.clone(), self.raw.ptr);
         if bytes > 0 {
@@ -95,7 +95,7 @@ impl SharedMemory {
 /// Makes a mapping read-only. Blocks for a driver call.
 ///
 /// # Safety
-/// The memory exists during the call, nothing writes it any more, and every use of it is complete.
+/// The memory exists during the call, nothing writes it from now on, and every use of it is complete.
 pub(crate) unsafe fn protect(
     engine: &Engine,
     mapping: &SharedMapping,
@@ -107,8 +107,8 @@ pub(crate) unsafe fn protect(
     protected.map_err(|code| engine.refused(code))
 }
 
-/// The error of memory that the driver did not make. Where the system refused it something, the driver does not say what: if the process does
-/// not get the two descriptors that such memory has, it is that.
+/// The error for memory that the driver did not create. The driver does not say what the system refused: if the process cannot get two
+/// descriptors, the number that such memory needs, it was those.
 fn not_exported(engine: &Engine, code: DriverCode) -> crate::Error {
     const OPERATING_SYSTEM: i32 = 304;
     match memfd::create(0).and_then(|one| one.try_clone()) {
@@ -117,7 +117,7 @@ fn not_exported(engine: &Engine, code: DriverCode) -> crate::Error {
     }
 }
 
-/// The error of an import that the driver refused. Which codes it has for other descriptors is nowhere said.
+/// The error for an import that the driver refused. Its codes for other kinds of descriptor are not documented.
 fn is_of_something_else(engine: &Engine, code: DriverCode) -> crate::Error {
     let error = engine.refused(code);
     if error.is_device_lost() || code.code == OUT_OF_MEMORY {
@@ -130,7 +130,7 @@ fn is_of_something_else(engine: &Engine, code: DriverCode) -> crate::Error {
     ErrorDetail::BadShared { problem: SharedProblem::NotShared { what: "memory", reason } }.into()
 }
 
-/// What the operating system refused.
+/// The error for a refused system call.
 pub(crate) fn system(call: &'static str, why: &std::io::Error) -> crate::Error {
     let code = why.raw_os_error().unwrap_or(0);
     ErrorDetail::BadShared { problem: SharedProblem::System { call, code } }.into()
@@ -140,7 +140,7 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         let SharedMemory { engine, raw, is_made_here } = self;
         if engine.is_usable() {
-            // SAFETY: the owner of memory is dropped when every use is complete; before it became memory there was none.
+            // SAFETY: the owner of memory is dropped when every use is complete; before it owned memory there was no use.
             let unmapped = unsafe { engine.backend.shared_unmap(raw) };
             if unmapped.is_err() {
                 engine.state.count_unreturned();

@@ -1,15 +1,15 @@
-//! [`DeviceSlab`]: device memory in blocks of one size, whose uses are tracked by block.
+//! [`DeviceSlab`]: device memory in blocks of one size, with uses tracked by block.
 //!
-//! | passed to an operation as | orders by | the operation |
+//! | passed to an operation as | is ordered by | the operation |
 //! |---|---|---|
-//! | [`block`](DeviceSlab::block), [`blocks`](DeviceSlab::blocks) | these blocks | touches them alone |
-//! | [`naming`](DeviceSlab::naming) | the blocks that it names; in lists, on host devices and in operations other than launches all of the slab | is a kernel that is passed all of the slab, and finds its blocks by indices |
-//! | itself | all of the slab | may touch all of it |
+//! | [`block`](DeviceSlab::block), [`blocks`](DeviceSlab::blocks) | these blocks | touches only them |
+//! | [`naming`](DeviceSlab::naming) | the named blocks; in lists, on host devices and in operations other than launches, the whole slab | is a kernel that gets the whole slab and finds its blocks by index |
+//! | itself | the whole slab | may touch all of it |
 //!
 //! # Invariants
-//! 1. Two operations that name no common block do not wait for one another (`launches_wait_for_the_blocks_that_they_name`).
-//! 2. A launch that touches other blocks than it names stays in the slab, which outlives it and holds nothing but what its owner had written:
-//!    it was filled with zeros (`a_slab_outlives_a_launch_that_names_nothing`, `a_new_slab_is_zeros`).
+//! 1. Operations that name no common block do not wait for each other (`launches_wait_for_the_blocks_that_they_name`).
+//! 2. A launch that touches blocks other than those it names stays within the slab, which outlives it and holds only its owner's data, as it
+//!    was filled with zeros (`a_slab_outlives_a_launch_that_names_nothing`, `a_new_slab_is_zeros`).
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -20,24 +20,23 @@ use super::buffer::DeviceBuffer;
 use super::view::{Extent, Readable, Span, Tracking, View, ViewMut, Writable, sealed};
 use crate::error::{ErrorDetail, Result};
 
-/// Device memory in blocks of one size: the cache of a model, whose requests own some blocks each.
+/// Device memory in blocks of one size: for example a model's cache, in which each request owns some blocks.
 ///
-/// Made by [`Stream::slab`](crate::Stream::slab), full of zeros. The owner says which block is whose; the library keeps track of each block's
-/// uses, in 16 bytes of host memory, so that naming a thousand blocks costs some microseconds.
+/// Created by [`Stream::slab`](crate::Stream::slab), filled with zeros. The owner assigns the blocks; the library tracks each block's uses,
+/// in 16 bytes of host memory, so naming a thousand blocks takes some microseconds.
 ///
-/// Pass single blocks to operations as views ([`block`](Self::block), [`blocks_mut`](Self::blocks_mut)), and the slab itself to kernels
-/// that find their blocks by indices: [`naming`](Self::naming) the blocks that the indices are of, so that the launch is ordered with other uses
-/// of these blocks alone.
+/// Pass single blocks to operations as views ([`block`](Self::block), [`blocks_mut`](Self::blocks_mut)), and the slab itself to kernels that
+/// find their blocks by index: [`naming`](Self::naming) those blocks orders the launch only with other uses of them.
 ///
 /// # Ownership
-/// As of a [`DeviceBuffer`]. Operations borrow blocks for the call only, so that a task that owns the slab, or locks it for the call, can
+/// As for a [`DeviceBuffer`]. Operations borrow blocks only for the call, so a task that owns the slab, or locks it for the call, can
 /// serve many requests.
 ///
 /// # Errors follow blocks
-/// An operation that fails poisons the blocks that it would have written, as a whole: of a launch all that it [names](Self::naming_mut) for writing, those too that
-/// the kernel would only have read. A copy or a fill that overwrites a whole block heals it; [`clear_poison`](ViewMut::clear_poison) of a block says that its old
-/// contents are right, as they are after a launch that was refused; what a copy or a fill would have overwritten has to be overwritten. A block
-/// keeps its poison when it changes hands: overwrite all of it for its next owner.
+/// An operation that fails poisons the blocks that it would have written, as a whole: for a launch, all that it [names](Self::naming_mut) for
+/// writing, even those that the kernel would only have read. A copy or a fill that overwrites a whole block heals it.
+/// [`clear_poison`](ViewMut::clear_poison) of a block accepts its old contents, which are intact after a refused launch; the target of a failed copy
+/// or fill must be overwritten. A block keeps its poison when it changes hands: overwrite all of it for its next owner.
 ///
 /// # Examples
 /// ```
@@ -60,22 +59,22 @@ pub struct DeviceSlab<T> {
     block_len: usize,
 }
 
-/// A slab of which a launch names some blocks, for reading; see [`DeviceSlab::naming`].
+/// A slab, with the blocks that a launch names for reading; see [`DeviceSlab::naming`].
 pub struct NamedBlocks<'a, T> {
     slab: &'a DeviceSlab<T>,
     blocks: NamedUses,
 }
 
-/// A slab of which a launch names some blocks, for reading and writing; see [`DeviceSlab::naming_mut`].
+/// A slab, with the blocks that a launch names for reading and writing; see [`DeviceSlab::naming_mut`].
 pub struct NamedBlocksMut<'a, T> {
     slab: &'a mut DeviceSlab<T>,
     blocks: NamedUses,
 }
 
-/// The number of elements of so many blocks.
+/// The number of elements in that many blocks.
 ///
 /// # Errors
-/// [`ErrorDetail::TooLarge`], also of more blocks than have numbers.
+/// [`ErrorDetail::TooLarge`], also for more blocks than a `u32` can number.
 pub(crate) fn slab_len<T>(blocks: usize, block_len: usize) -> Result<usize> {
     let is_numbered = |len: &usize| *len == 0 || u32::try_from(blocks).is_ok();
     let (len, asked) = (blocks.checked_mul(block_len), blocks.saturating_mul(block_len));
@@ -84,13 +83,13 @@ pub(crate) fn slab_len<T>(blocks: usize, block_len: usize) -> Result<usize> {
 }
 
 impl<T: Element> DeviceSlab<T> {
-    /// Of a buffer that is all of its memory, and was written as a whole.
+    /// A slab in a buffer that is all of its memory, and was written as a whole.
     pub(crate) fn new(mut memory: DeviceBuffer<T>, block_len: usize) -> Self {
         divide(&mut memory, block_len);
         DeviceSlab { memory, block_len }
     }
 
-    /// The number of elements, of all blocks.
+    /// The number of elements in all blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
@@ -141,12 +140,12 @@ impl<T: Element> DeviceSlab<T> {
     /// Borrows blocks for writing, in that order.
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`]: there is no such block; [`ErrorDetail::RepeatedBlock`]: one is there twice.
+    /// [`ErrorDetail::OutOfBounds`]: there is no such block; [`ErrorDetail::RepeatedBlock`]: a block is listed twice.
     pub fn blocks_mut(&mut self, numbers: &[u32]) -> Result<Vec<ViewMut<'_, T>>> {
         views_mut(&mut self.memory, self.block_len, numbers)
     }
 
-    /// Borrows the slab for a kernel that reads blocks of it by indices, and names those blocks; see [`naming_mut`](Self::naming_mut).
+    /// Borrows the slab for a kernel that reads blocks of it by index, and names those blocks; see [`naming_mut`](Self::naming_mut).
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`]: there is no such block.
@@ -154,17 +153,17 @@ impl<T: Element> DeviceSlab<T> {
         Ok(NamedBlocks { blocks: self.set(numbers)?, slab: self })
     }
 
-    /// Borrows the slab for a kernel that reads and writes blocks of it by indices, and names those blocks. Pass it for `&mut [T]`: the kernel
-    /// gets all of the slab, and the indices as another argument.
+    /// Borrows the slab for a kernel that reads and writes blocks of it by index, and names those blocks. Pass it for `&mut [T]`: the kernel
+    /// gets the whole slab, and the indices as another argument.
     ///
     /// # Ordering
-    /// The launch waits for other uses of the blocks that it names, and they for it; those that it only [reads](NamedBlocksMut::reading) are named apart. What it names decides nothing else: a kernel's declaration
-    /// vouches that no index takes it out of the slab, so a list that leaves a block out gives old values of that block.
+    /// The launch waits for other uses of the blocks that it names, and they for it; blocks that it only [reads](NamedBlocksMut::reading) are named
+    /// separately. The names have no other effect: the kernel's declaration vouches that no index leaves the slab, so if a block is left out, the
+    /// kernel may see its old values.
     ///
-    /// In the list of a [replayed batch](crate::Stream::replay) or of a [graph](crate::Graph) the launch is ordered with other launches there as
-    /// a use of the whole slab: the list keeps its shape, whatever the blocks. In a graph, and on a host device, whose twin gets a slice of the whole
-    /// slab, it is a use of the whole slab for all others too. Operations that are no launches, such as a fill or a download, use all of the slab,
-    /// whatever is named.
+    /// In the list of a [replayed batch](crate::Stream::replay) or of a [graph](crate::Graph), other launches of the list are ordered with it as with
+    /// a use of the whole slab, so the list keeps its shape whatever the blocks. In a graph, and on a host device, whose twin gets a slice of the
+    /// whole slab, all other operations are too. Operations other than launches, such as a fill or a download, use the whole slab, whatever is named.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`]: there is no such block. A block may be named twice.
@@ -210,11 +209,11 @@ impl<T: Element> DeviceSlab<T> {
 }
 
 impl<T: Element> NamedBlocksMut<'_, T> {
-    /// Names blocks that the kernel only reads, in addition: the launch runs beside others that read them, and if it fails they keep what they have. Blocks
-    /// that are [named for writing](DeviceSlab::naming_mut) as well are written.
+    /// Names additional blocks that the kernel only reads: the launch runs beside others that read them, and if it fails they keep their contents.
+    /// Blocks that are also [named for writing](DeviceSlab::naming_mut) count as written.
     ///
-    /// So a step that reads a thousand blocks of a request, some of them shared with other requests, and appends to one names it for writing and the
-    /// others for reading.
+    /// For example, a step that reads a thousand blocks of a request, some of them shared with other requests, and appends to one block names that
+    /// one for writing and the others for reading.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`]: there is no such block. A block may be named twice.
@@ -243,7 +242,7 @@ impl<T: Element> NamedBlocksMut<'_, T> {
     }
 }
 
-/// Tracks the uses by block. Memory without bytes has no blocks.
+/// Switches to tracking by block. Empty memory has no blocks.
 pub(super) fn divide<T: Element>(memory: &mut DeviceBuffer<T>, block_len: usize) {
     if memory.size_bytes() == 0 {
         return;

@@ -1,20 +1,20 @@
-//! Views whose uses are neither tracked nor ordered: the caller orders them.
+//! Views whose uses the library neither tracks nor orders: the caller orders them.
 
 use super::Element;
 use super::view::{View, ViewMut};
 
 impl<'a, T: Element> View<'a, T> {
-    /// Returns the same range outside of the library's tracking: operations that use it wait for no other
+    /// Returns the same range outside the library's tracking: operations that use it wait for no other
     /// stream, and no other operation waits for them.
     ///
-    /// This saves the tracking, some ten nanoseconds per use. Nothing checks whether the range was written or
-    /// its producer failed.
+    /// This saves the cost of tracking, some ten nanoseconds per use. Nothing checks whether the range was
+    /// written or its producer failed.
     ///
     /// # Safety
     /// Every use of the result must be ordered by the caller, as in CUDA: by the stream itself, by
-    /// [`Stream::wait`](crate::Stream::wait), or by awaiting. It comes behind what wrote the range, and
-    /// everything that writes the range, and **the drop of the buffer**, comes behind it: a buffer
-    /// is freed when the *tracked* uses are complete.
+    /// [`Stream::wait`](crate::Stream::wait), or by awaiting. It must come behind the writes that produced
+    /// the data, and later writes, and **the drop of the buffer**, must come behind it: a buffer is freed
+    /// when its *tracked* uses are complete.
     ///
     /// # Examples
     /// ```
@@ -34,14 +34,14 @@ impl<'a, T: Element> View<'a, T> {
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
-    /// Returns the same range outside of the library's tracking; see [`View::untracked`].
+    /// Returns the same range outside the library's tracking; see [`View::untracked`].
     ///
-    /// Writes through it do not count: a buffer from [`empty`](crate::Stream::empty) stays unreadable for
+    /// Writes through it are not recorded: a buffer from [`empty`](crate::Stream::empty) stays unreadable for
     /// tracked operations.
     ///
     /// # Safety
-    /// As [`View::untracked`]; and every other use of the range, also a read, is ordered with the
-    /// writes by the caller.
+    /// As [`View::untracked`]; and the caller orders every other use of the range, including reads, with the
+    /// writes.
     #[must_use]
     pub unsafe fn untracked(self) -> ViewMut<'a, T> {
         self.without_tracking()

@@ -35,20 +35,20 @@ pub struct Span<'a> {
     pub(crate) memory: &'a Arc<Allocation>,
     pub(crate) range: Range<u64>,
     pub(crate) tracking: Tracking,
-    /// The blocks of a slab that a launch names, where the span is all of it. Only launches look at them; for any other use, and on
-    /// a host device, the span is the part.
+    /// The blocks that a launch names, if the span is a whole slab. Only launches use them; for any other use, and on a host
+    /// device, the span counts.
     pub(crate) named: Option<&'a NamedUses>,
 }
 
-/// Who orders the uses of a range. It belongs to the access, from where its span is made: other parts of the allocation may be used in
-/// another way.
+/// What orders the uses of a range. It belongs to the access, and is set when its span is made: other parts of the allocation may be
+/// used in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Tracking {
-    /// The library: they are entered.
+    /// The library: the uses are entered in the hazards.
     Tracked,
-    /// Nobody: they are reads, and nothing writes the range any more; see [`Frozen`](super::frozen::Frozen).
+    /// Nothing: the uses are reads, and nothing writes the range any more; see [`Frozen`](super::frozen::Frozen).
     Frozen,
-    /// The caller, by the order on streams; see [`View::untracked`].
+    /// The caller, through stream order; see [`View::untracked`].
     ByCaller,
 }
 
@@ -62,12 +62,12 @@ impl Tracking {
 }
 
 impl<'a> Span<'a> {
-    /// The address of its beginning.
+    /// The device address of its start.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.memory.ptr.offset(self.range.start)
     }
 
-    /// Where the host finds it, if it is pinned memory.
+    /// Its host address, if it is pinned memory.
     pub(crate) fn host(&self) -> Option<HostPtr> {
         let start = self.memory.host()?;
         Some(HostPtr(start.0 + self.range.start as usize))
@@ -79,7 +79,7 @@ impl<'a> Span<'a> {
         self.ptr().0
     }
 
-    /// Its length.
+    /// Its length in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.range.end - self.range.start
@@ -88,7 +88,7 @@ impl<'a> Span<'a> {
     /// Its first elements.
     ///
     /// # Errors
-    /// They are not all in it; it is not a whole number of elements, or not aligned for them.
+    /// The span has fewer elements, is not a whole number of them, or is not aligned for them.
     pub fn view<T: Element>(&self, len: usize) -> Result<View<'a, T>> {
         View::<u8>::over(self.clone(), self.size_bytes() as usize).cast::<T>()?.slice(..len)
     }
@@ -144,7 +144,7 @@ pub(crate) mod sealed {
 }
 
 impl<'a, T: Element> View<'a, T> {
-    /// A view of elements at a place.
+    /// A view of the elements at an offset.
     pub(super) fn new(
         memory: &'a Arc<Allocation>,
         start_bytes: u64,
@@ -231,7 +231,7 @@ impl<'a, T: Element> View<'a, T> {
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
-    /// A view of elements at a place that is exclusive.
+    /// An exclusive view of the elements at an offset.
     pub(super) fn new(memory: &'a Arc<Allocation>, start_bytes: u64, len: usize) -> Self {
         ViewMut { memory, start_bytes, len, tracking: Tracking::Tracked, element: PhantomData }
     }
@@ -242,7 +242,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         ViewMut { memory, start_bytes: range.start, len, tracking, element: PhantomData }
     }
 
-    /// Its range: exclusive while this is used.
+    /// Its range, which is exclusive while this exists.
     pub(crate) fn whole(&self) -> Span<'a> {
         span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
@@ -287,7 +287,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         (ViewMut { len: mid, ..self }, right)
     }
 
-    /// Borrows all of it again.
+    /// Reborrows all of it.
     pub(super) fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut { memory: self.memory, element: PhantomData, ..*self }
     }
@@ -409,7 +409,7 @@ pub(super) fn bytes_of_elements<T>(len: usize) -> u64 {
     len as u64 * size_of::<T>() as u64
 }
 
-/// How many elements of type `U` the bytes of `len` elements of type `T` at byte `start` are.
+/// How many elements of type `U` fill the bytes of `len` elements of type `T` at byte `start`.
 fn cast_len<T, U>(memory: &Allocation, start: u64, len: usize) -> Result<usize> {
     let bytes = bytes_of_elements::<T>(len);
     let (element_bytes, alignment) = (size_of::<U>(), align_of::<U>());

@@ -1,7 +1,7 @@
 //! Borrowed rows of device memory: 2-D ranges with a pitch.
 //!
 //! A use is tracked for the bytes from the start of the first row to the end of the last, gaps between rows included: the rules for
-//! contiguous ranges hold, and side-by-side columns are ordered as if they overlapped. A range without gaps is tracked exactly.
+//! contiguous ranges apply, and adjacent columns are ordered as if they overlapped. A range without gaps is tracked exactly.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -16,7 +16,7 @@ use super::frozen::Frozen;
 use super::view::{Span, Tracking, View, ViewMut, bytes_of_elements, checked_of, span};
 use crate::error::{ErrorDetail, Result};
 
-/// The shape of a 2-D range, in elements: of a [`View2`], and as a kernel's conditions see it.
+/// The shape of a 2-D range in elements, of a [`View2`] and in a kernel's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape2 {
     rows: usize,
@@ -27,12 +27,12 @@ pub struct Shape2 {
 /// Borrowed rows of device memory, for reading.
 ///
 /// A kernel takes it for a parameter `x: &[[T]]` and receives the address of its first element; the pitch is
-/// passed as a value of its own, as CUDA kernels have it: `pitch: u32 = x.pitch()`. A 2-D copy takes a
+/// passed as a separate value, as usual in CUDA: `pitch: u32 = x.pitch()`. A 2-D copy takes a
 /// [`Copy2d`](crate::Copy2d).
 ///
 /// # Ordering
-/// Like a [`View`] from the start of its first row to the end of its last: the gaps between its rows must
-/// have been written too, and work on adjacent columns is ordered.
+/// Ordered like a [`View`] from the start of its first row to the end of its last: the gaps between its rows
+/// must have been written too, and work on adjacent columns is ordered.
 ///
 /// # Examples
 /// The lower right corner of a matrix of 4 columns:
@@ -96,7 +96,7 @@ impl Shape2 {
         self.rows <= 1 || self.pitch == self.columns
     }
 
-    /// Elements from the first row's begin to the last row's end.
+    /// The number of elements from the first row's start to the last row's end.
     pub(crate) fn extent(&self) -> usize {
         match self.rows.checked_sub(1) {
             Some(gaps) if self.columns > 0 => gaps * self.pitch + self.columns,
@@ -112,7 +112,7 @@ impl Shape2 {
         }
     }
 
-    /// A part, and how many elements before it there are. A part without elements is at the begin.
+    /// A part, and its offset in elements; the offset of an empty part is 0.
     fn part(
         &self,
         rows: impl RangeBounds<usize>,
@@ -215,7 +215,7 @@ impl<'a, T: Element> View2<'a, T> {
         self.span().ptr().0
     }
 
-    /// Borrows a part: a range of rows, and of each a range of elements.
+    /// Borrows a part: a range of rows, and a range of elements in each.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] with the range, and the number of rows or columns.
@@ -307,7 +307,7 @@ impl<'a, T: Element> ViewMut2<'a, T> {
         Ok(if tracking == Tracking::Tracked { row } else { row.without_tracking() })
     }
 
-    /// Splits into the rows before `mid` and the others, which two streams may write at once.
+    /// Splits into the rows before `mid` and the others, which two streams may write concurrently.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if there are fewer rows.
@@ -316,8 +316,8 @@ impl<'a, T: Element> ViewMut2<'a, T> {
         Ok((self.at(above.0, above.1), self.at(below.0, below.1)))
     }
 
-    /// Splits into the columns before `mid` and the others. One kernel may write both; work of two streams on
-    /// them is ordered, because their rows interleave.
+    /// Splits into the columns before `mid` and the others. One kernel may write both; work on them on two
+    /// streams is ordered, because their rows interleave.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`] if there are fewer columns.
@@ -326,7 +326,7 @@ impl<'a, T: Element> ViewMut2<'a, T> {
         Ok((self.at(left.0, left.1), self.at(right.0, right.1)))
     }
 
-    /// The part of that shape, `start` elements behind the beginning. The caller takes disjoint parts.
+    /// The part of that shape at offset `start`, in elements. The caller takes disjoint parts.
     fn at<'b>(&self, start: usize, shape: Shape2) -> ViewMut2<'b, T>
     where
         'a: 'b,

@@ -1,7 +1,7 @@
-//! A budget of device memory, as the streams and allocations that draw from it have it.
+//! A budget of device memory, shared by the streams and allocations that draw from it.
 //!
 //! # Invariants
-//! 1. A budget is in the account while a handle or an allocation has it: no other gets its number (`bytes_of_a_dropped_reservation`).
+//! 1. A budget is in the account as long as a handle or an allocation refers to it: no other gets its number (`bytes_of_a_dropped_reservation`).
 #![forbid(unsafe_code)]
 
 use std::panic::Location;
@@ -28,7 +28,7 @@ impl Allowance {
         Arc::new(Allowance { engine: engine.clone(), number, made_at })
     }
 
-    /// The line that asked for it.
+    /// The line that requested it.
     pub(crate) fn made_at(&self) -> &'static Location<'static> {
         self.made_at
     }
@@ -41,13 +41,13 @@ impl Allowance {
         self.number
     }
 
-    /// Its size, and how much is left of that.
+    /// Its size, and how much of that is left.
     pub(crate) fn size_and_left(&self) -> (u64, u64) {
         let account = self.engine.memory.account.lock();
         (account.reservations.size_of(self.number), account.reservations.left_of(self.number))
     }
 
-    /// The error of an allocation that is more than what is left.
+    /// The error for an allocation of more than is left.
     pub(crate) fn spent(&self, asked_bytes: u64) -> Error {
         let (size_bytes, left_bytes) = self.size_and_left();
         let made_at = self.made_at;
@@ -55,13 +55,13 @@ impl Allowance {
         refused(&self.engine, asked_bytes, problem)
     }
 
-    /// Makes it smaller: others get the rest.
+    /// Makes it smaller and releases the rest to others.
     pub(crate) fn shrink(&self, bytes: u64) {
         self.engine.memory.account.lock().shrink(self.number, bytes);
         self.engine.memory.moved();
     }
 
-    /// Another task has it from now on.
+    /// Hands it over to another task.
     pub(crate) fn hand_over(&self) {
         let holder = self.engine.memory.account.lock().reservations.hand_over(self.number);
         contain::let_go(holder);

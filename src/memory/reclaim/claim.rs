@@ -1,29 +1,29 @@
 //! Memory for an allocation that is about to be submitted.
 //!
-//! | step | what it takes | what waits |
+//! | step | takes | waits |
 //! |---|---|---|
 //! | 0 | a block of the stream's cache; memory freed on the stream in order, and fresh memory | nothing |
 //! | 1 | cached blocks: the stream's own, then other streams' whose uses are complete | nothing |
 //! | 2 | freed memory whose uses are complete, or on this stream alone | nothing |
 //! | 3 | memory pending on other streams, if its uses have events and the device may wait | the stream, on the device |
-//! | 4 | what graphs keep for their next launches; then steps 0 to 3 again | as above |
+//! | 4 | memory that graphs keep for their next launches; then steps 0 to 3 again | as above |
 //! | 5 | nothing: out of memory | |
 //!
-//! A step is taken if the ones before it were not enough. Steps 1 to 3 are retried for a while if the missing memory exists but is out of
-//! reach for the moment: another thread is moving it, or holds the lock of a stream that has to be waited for ([`Backoff`]). Sizes are
-//! rounded so that blocks can be cached ([`block_cache`](gpu_await_protocol::block_cache)); a block that only fits unrounded keeps its exact
-//! size and is not cached. So is each that draws from a reservation, which is counted in such blocks. Blocks that are taken over are freed *on the allocating stream*, behind its waits and before the allocation, so
-//! that the driver's pool can reuse their memory in any division. Any excess is freed there in order.
+//! A step is taken if the ones before it were not enough. Steps 1 to 3 are retried for a while if the missing memory exists but is temporarily out of
+//! reach: another thread is moving it, or holds the lock of a stream to wait for ([`Backoff`]). Sizes are rounded so that blocks can be cached
+//! ([`block_cache`](gpu_await_protocol::block_cache)); a block that only fits unrounded keeps its exact size and is not cached. The same holds for
+//! blocks that draw from a reservation, which is counted in exact sizes. Blocks that are taken over are freed *on the allocating stream*, behind its
+//! waits and before the allocation, so the driver's pool can reuse their memory in any division. Any excess is freed there in order.
 //!
 //! | a claim | its drop |
 //! |---|---|
-//! | before the driver gave memory | puts everything back: blocks are retired, with their known or possible users |
+//! | before the driver's allocation | puts everything back: blocks are retired, with their known or possible users |
 //! | with memory | frees it on the stream, like a buffer's |
 //! | kept | does nothing: a buffer owns the memory |
 //!
 //! # Invariants
-//! 1. Memory taken over for a claim is not available to any other from then on (`random_programs_stay_within_the_limit`).
-//! 2. No lock of another stream is waited for, and no two are held.
+//! 1. Memory taken over for a claim is no longer available to any other (`random_programs_stay_within_the_limit`).
+//! 2. It never waits for another stream's lock, and never holds two.
 //! 3. Memory moves from place to place under `pressing`: a search under that lock finds all pending memory
 //!    (`random_programs_stay_within_the_limit`).
 //! 4. A block is freed on a stream that is behind every use of it: the use is complete, the stream's own, or waited for by an event at or
@@ -50,11 +50,11 @@ use crate::thread::role;
 use gpu_await_protocol::account::{block, choose};
 use gpu_await_protocol::block_cache;
 
-/// How long an allocation waits for memory that exists, and that another thread's call is moving or keeping
-/// locked: such calls take microseconds, unless that thread waits for a core.
+/// How long an allocation waits for existing memory that another thread's call is moving or keeping locked:
+/// such calls take microseconds, unless that thread waits for a core.
 const BACKOFF_MOST: Duration = Duration::from_millis(100);
 
-/// The remaining time; it runs from the first pause on.
+/// The remaining time, which runs from the first pause.
 #[derive(Default)]
 pub(crate) struct Backoff {
     end: Option<Instant>,
@@ -62,7 +62,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// Lets other threads run; false once the time is over. Growing pauses made no difference in any figure.
+    /// Lets other threads run; false once the time is over. Growing pauses made no measurable difference.
     pub(crate) fn pause(&mut self) -> bool {
         let now = Instant::now();
         let is_left = now < *self.end.get_or_insert(now + BACKOFF_MOST);
@@ -88,11 +88,11 @@ pub(crate) struct Claim<'l> {
     /// Blocks to be freed on the stream in front of the allocation.
     blocks: Vec<Taken>,
     waits: SmallVec<[MarkedPoint; 1]>,
-    /// An event behind frees that the driver may not know to have run.
+    /// An event behind frees that, as far as the driver knows, may not have run.
     behind: Option<EventHandle>,
-    /// How much of the account's pending bytes the block was claimed from.
+    /// How many of the account's pending bytes were claimed for the block.
     claimed: Option<u64>,
-    /// What it draws from.
+    /// The budget that it draws from.
     allowance: Option<&'l Arc<Allowance>>,
     /// Whether a stream with possibly unsubmitted frees was locked by another thread.
     missed: bool,
@@ -107,10 +107,10 @@ struct Taken {
 
 impl<'l> Claim<'l> {
     /// Memory for a buffer of this many bytes; `None` if there is not enough. `forced` if the driver refused
-    /// a block that should fit: as much as the whole is then taken over.
+    /// a block that should fit: then the full size is taken over.
     ///
     /// # Errors
-    /// The thread may not call the driver; the device is lost or closed; it is more than what is left of the allowance.
+    /// The thread may not call the driver; the device is lost or closed; the buffer is more than is left of the allowance.
     pub(crate) fn new(
         stream: &'l Arc<StreamState>,
         bytes: u64,
@@ -128,7 +128,7 @@ impl<'l> Claim<'l> {
         role::check("allocating device memory")?;
         let mut backoff = Backoff::default();
         let mut is_given_up = false;
-        // Memory that graphs keep and do not use now; taken once per allocation.
+        // Takes memory that graphs keep and do not currently use; once per allocation.
         let mut of_graphs =
             || !std::mem::replace(&mut is_given_up, true) && engine.memory.graphs.give_up();
         loop {
@@ -142,11 +142,11 @@ impl<'l> Claim<'l> {
                     claim = Claim::of_nothing_yet(stream, bytes, allowance)?;
                     continue;
                 }
-                // The claim would fail anyway: no memory is taken over.
+                // The claim would fail anyway, so nothing is taken over.
                 return Ok(None);
             }
             engine.look_everywhere();
-            // The last handle of a stream is not dropped under the lock: that wakes.
+            // The last handle of a stream must not be dropped under the lock: that wakes.
             let streams = engine.registry.streams();
             let settled = {
                 let _pressing = engine.memory.pressing.lock();
@@ -156,7 +156,7 @@ impl<'l> Claim<'l> {
             if settled {
                 return Ok(Some(claim));
             }
-            // Its drop puts back the blocks: not under the lock.
+            // Not under the lock: its drop puts the blocks back.
             drop(claim);
             // Another thread may hold the missing memory, or the lock of a stream to wait for.
             let budget = allowance.map(|allowance| allowance.number());
@@ -177,7 +177,7 @@ impl<'l> Claim<'l> {
         let claim = Claim {
             stream,
             asked: bytes,
-            // From a budget that counts what is asked for: a larger block would be at the cost of the next ones.
+            // A budget counts the bytes requested: a rounded block would take from the next ones.
             block: match allowance {
                 Some(_) => block(bytes),
                 None => block_bytes(&stream.engine, bytes),
@@ -206,13 +206,13 @@ impl<'l> Claim<'l> {
         self.allowance.map(|allowance| allowance.number())
     }
 
-    /// Reduces the claim to the exact size requested; false if it was that already.
+    /// Reduces the claim to the exact size requested; false if it already was.
     fn shrink(&mut self) -> bool {
         let least = block(self.asked);
         std::mem::replace(&mut self.block, least) > least
     }
 
-    /// A buffer of nothing.
+    /// Counts an empty buffer.
     pub(crate) fn of_nothing(engine: &Engine) {
         // Zero bytes fit any limit.
         let _ = engine.memory.account.lock().claim(0, 0, None);
@@ -223,12 +223,12 @@ impl<'l> Claim<'l> {
         self.asked
     }
 
-    /// How much the driver is to be asked for.
+    /// The size to request from the driver.
     pub(crate) fn block(&self) -> u64 {
         self.block
     }
 
-    /// Whether the driver may give it after all if it is asked again.
+    /// Whether another attempt may succeed.
     pub(crate) fn missed(&self) -> bool {
         self.missed
     }
@@ -269,12 +269,12 @@ impl<'l> Claim<'l> {
         Ok(())
     }
 
-    /// The driver gave the memory.
+    /// Records the memory from the driver.
     pub(crate) fn allocated(&mut self, ptr: DevicePtr) {
         self.ptr = Some(ptr);
     }
 
-    /// A buffer gets the memory.
+    /// Hands the memory over to a buffer.
     pub(crate) fn keep(mut self) -> Option<(DevicePtr, u64)> {
         let ptr = self.ptr.take()?;
         self.put_rest();
@@ -339,7 +339,7 @@ impl<'l> Claim<'l> {
             self.take_over(waiting, forced);
         }
         if forced {
-            // Not enough was found for all of it: then wait for anything that the driver still waits for.
+            // If not enough was found for all of it, waits for every free that the driver may not have seen run.
             let may_wait = may_wait && self.lacks(forced) > 0;
             for stream in others {
                 let Some(ticket) = stream.unproven_free(may_wait) else { continue };
@@ -353,7 +353,7 @@ impl<'l> Claim<'l> {
         }
     }
 
-    /// Takes over as many of them as it needs.
+    /// Takes over as many candidates as it needs.
     fn take_over(&mut self, mut candidates: Vec<Candidate>, forced: bool) {
         let mut missed = Vec::new();
         loop {
@@ -370,8 +370,7 @@ impl<'l> Claim<'l> {
                 }
             }
         }
-        // The lock was held for a moment, perhaps by the poller, whose release served the request for a
-        // marker.
+        // The lock was held briefly, perhaps by the poller, which served the request for a marker on release.
         for candidate in missed {
             if self.lacks(forced) > 0 {
                 self.try_to_take(&candidate, forced);
@@ -379,7 +378,7 @@ impl<'l> Claim<'l> {
         }
     }
 
-    /// Takes one over, unless something that it waits for has no event.
+    /// Takes a candidate over, unless a point that it waits for has no event.
     fn try_to_take(&mut self, candidate: &Candidate, forced: bool) -> bool {
         let mut waits: SmallVec<[MarkedPoint; 2]> = SmallVec::new();
         for used in &candidate.waits {
@@ -441,7 +440,7 @@ impl<'l> Claim<'l> {
         }
     }
 
-    /// Gives excess memory that was taken over to the stream, which is behind its frees.
+    /// Gives excess memory that was taken over to the stream, which is behind the frees.
     fn put_rest(&mut self) {
         let taken = self.taken();
         self.moved.clear();

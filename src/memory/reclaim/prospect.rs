@@ -3,11 +3,11 @@
 //! | memory that is | is available |
 //! |---|---|
 //! | unused, within the limit | at once |
-//! | cached, freed, or its free is on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
+//! | cached, freed, or being freed on a stream | at once if its uses are complete or the stream's own, else behind them ([`Pressure`]) |
 //! | freed, and used by another device | when that device has finished with it |
-//! | being moved by another thread: in the account, and in no list | when that thread has put it back |
+//! | being moved by another thread: in the account, but in no list | when that thread has put it back |
 //!
-//! All of it is examined under the lock under which it moves ([`claim`](super::claim), invariant 3).
+//! All of it is examined under the lock under which memory moves ([`claim`](super::claim), invariant 3).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -20,23 +20,23 @@ use crate::runtime::stream_state::StreamState;
 use crate::runtime::{Engine, Retired, UserList};
 use gpu_await_protocol::account::{Figures, block};
 
-/// Something that could be taken over.
+/// Memory that could be taken over.
 pub(crate) struct Candidate {
     pub(crate) from: From,
     pub(crate) bytes: u64,
-    /// The points that other streams have to reach first.
+    /// The points that other streams must reach first.
     pub(crate) waits: UserList,
 }
 
 pub(crate) enum From {
     /// The cache of a stream.
     Kept(StreamRef<StreamState>, Block),
-    /// A free that was put off.
+    /// A deferred free.
     Deferred(StreamRef<StreamState>, Block),
     /// Frees on a stream, by their ticket.
     Freed(StreamRef<StreamState>, u64),
     Retired(DevicePtr),
-    /// Cannot be taken over, and will come free without help.
+    /// Cannot be taken over, and will become free by itself.
     Nobody,
 }
 
@@ -44,11 +44,11 @@ pub(crate) enum From {
 pub(crate) struct Outlook {
     pub(crate) prospect: Prospect,
     pub(crate) figures: Figures,
-    /// Within the limit.
+    /// The room within the limit.
     pub(crate) room: u64,
     /// Cached memory that is still in use.
     pub(crate) kept_in_use: u64,
-    /// Whether the driver refused such a block, and no memory moved since.
+    /// Whether the driver refused a block of that size, and no memory has moved since.
     pub(crate) driver_refused: bool,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Outlook {
 pub(crate) enum Prospect {
     /// It fits.
     Fits,
-    /// It will fit when some of these are complete, when a buffer is dropped, or when reservations go.
+    /// It may fit when some of these are complete, when a buffer is dropped, or when a reservation ends.
     Later(UserList),
     /// Only dropping buffers that draw from no reservation could make it fit.
     Never,
@@ -122,8 +122,8 @@ impl Engine {
         Candidate { from, bytes: retired.what.bytes(), waits }
     }
 
-    /// Whether `stream` could now have a block that it did not get a moment ago, counting memory that it may
-    /// take over and memory that another thread is moving.
+    /// Whether `stream` could now get a block that it was just refused, counting memory that it may take over
+    /// and memory that another thread is moving.
     pub(crate) fn is_there(
         &self,
         stream: &Arc<StreamState>,
@@ -144,10 +144,10 @@ impl Engine {
         account.lacks(block, usable + in_hand, budget) == 0
     }
 
-    /// The outlook for a buffer of this many bytes on `stream`. A size that the driver refused does not fit
-    /// until memory moves, whatever the account says: its pool does not merge memory that streams have yet to
-    /// free. If it refused although never-allocated memory suffices by all figures, returning memory helps
-    /// only if it is enough alone. `within_reach` is all that the device can give, whatever the limit is.
+    /// The outlook for a buffer of this many bytes on `stream`. A size that the driver refused does not fit until
+    /// memory moves, whatever the account says: the driver's pool does not merge memory that streams have yet to
+    /// free. If the driver refused although fresh memory suffices by all figures, returned memory helps only if it
+    /// is enough by itself. `within_reach` is all that the device can give, regardless of the limit.
     pub(crate) fn outlook(
         &self,
         stream: &Arc<StreamState>,
@@ -176,7 +176,7 @@ impl Engine {
             let account = self.memory.account.lock();
             let most = [account.most(budget), account.most_without_budgets(budget)];
             let mut figures = account.figures();
-            // What is left of its own is for it.
+            // The rest of its own budget is available to it.
             figures.budgeted -= budget.map_or(0, |budget| account.reservations.left_of(budget));
             (account.room(budget), most, figures, account.is_refused(block))
         };
@@ -195,7 +195,7 @@ impl Engine {
             return is(Prospect::Never);
         }
         if block > most {
-            // Only the end of a reservation helps, which is told as memory that moves.
+            // Only the end of a reservation helps, which is reported as memory that moves.
             return is(Prospect::Later(UserList::new()));
         }
         let of_stream = stream.memory.frees_in_order().into_iter();
@@ -231,7 +231,7 @@ impl Reclaimer {
         self.engine.memory.account.lock().version()
     }
 
-    /// Whether memory moved since `version`, or the device is lost; if not, `waker` is woken then. In the child of a fork nobody wakes it.
+    /// Whether memory moved since `version`, or the device is lost; if not, `waker` is woken then. In the child of a fork it is never woken.
     pub(crate) fn poll(&self, version: u64, waker: &std::task::Waker) -> bool {
         self.engine.memory.reclaimers.wait(self.key, version, waker);
         self.version() != version || self.engine.state.lost().is_some()

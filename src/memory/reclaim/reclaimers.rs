@@ -1,8 +1,8 @@
 //! Futures that wait until memory is freed.
 //!
 //! # Invariants
-//! 1. A future that registered with a version of the account is woken when the version changes: a registrant raises the count before it
-//!    reads the version, and a change of the version is followed by a look at the count (`a_reclaimed_future_hears_of_a_drop`).
+//! 1. A future that registered with a version of the account is woken when the version changes: it raises the count before it reads the
+//!    version, and the count is checked after each change of the version (`a_reclaimed_future_hears_of_a_drop`).
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ impl Reclaimers {
         waiting.insert((0, None))
     }
 
-    /// Has `waker` woken when the version is above `version`.
+    /// Has `waker` woken when the version exceeds `version`.
     pub(crate) fn wait(&self, key: usize, version: u64, waker: &Waker) {
         // Cloning and dropping a waker is foreign code: both outside the lock.
         let fresh = Some(waker.clone());

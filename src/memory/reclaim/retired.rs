@@ -1,4 +1,4 @@
-//! Freed memory and dropped owners that wait for the streams that may still use them.
+//! Freed memory and dropped owners, waiting for the streams that may still use them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use gpu_await_protocol::point::Point;
 pub(crate) struct Retired<S> {
     pub(crate) what: Remnant,
     pub(crate) users: UserList<S>,
-    /// A user may be another device's stream, which does not keep this engine.
+    /// The users may be streams of another device, which do not keep this engine.
     #[expect(dead_code, reason = "kept for as long as this is")]
     pub(crate) engine: Arc<dyn Any + Send + Sync>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Retired<S> {
 /// Streams that use something, each with its last ticket.
 pub(crate) type UserList<S> = SmallVec<[Point<Arc<Progress<S>>>; 2]>;
 
-/// Memory that a stream has for itself, behind its work up to a ticket.
+/// Memory that one stream uses exclusively, behind its work up to a ticket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
@@ -29,10 +29,10 @@ pub(crate) struct Block {
     pub(crate) ticket: u64,
 }
 
-/// A block of our own host memory that the device may touch.
+/// A block of this crate's host memory that the device may touch.
 pub(crate) trait LentBlock: Send + Sync {
-    /// The runtime cannot learn when the device finishes with the block: the pool never reuses it, and keeps
-    /// it mapped. Returns its size the first time, and then 0.
+    /// Keeps the block mapped and out of the pool for ever, as it is unknown when the device finishes with
+    /// it. Returns its size the first time, then 0.
     fn quarantine(&self) -> u64;
 }
 
@@ -60,7 +60,7 @@ impl From<Block> for Remnant {
 }
 
 impl Remnant {
-    /// How much memory of the account it is.
+    /// How many bytes it counts for in the account.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Remnant::Memory { bytes, .. } => *bytes,
@@ -68,7 +68,7 @@ impl Remnant {
         }
     }
 
-    /// Returns the block of host memory, if this is one that the crate maps.
+    /// Returns the block, if this is host memory that the crate maps.
     pub(crate) fn mapped(&self) -> Option<&Arc<dyn LentBlock>> {
         match self {
             Remnant::Foreign { owner, .. } => owner.downcast_ref(),
