@@ -1,4 +1,4 @@
-//! [`Op`]: an operation that was put on a stream, as a future.
+//! [`Op`]: an operation on a stream, as a future.
 //!
 //! | state | means | poll |
 //! |---|---|---|
@@ -7,12 +7,12 @@
 //! | done | the value was taken | panics |
 //!
 //! # Invariants
-//! 1. A value is handed out only when every point is complete (`an_op_in_front_of_a_gate_resolves`), including those of the host memory in
-//!    it, on any stream (`every_shape_waits`).
+//! 1. A value is handed out only when every point is complete (`an_op_in_front_of_a_gate_resolves`), including the points of host memory
+//!    in the value, on any stream (`every_shape_waits`).
 //! 2. An `Op` owns nothing that the device uses: host memory is lent to the stream, device memory is freed in order. So dropping or leaking
 //!    one is always sound (`drop_before_completion_keeps_buffers`).
 //!
-//! More than 500 lines: one type and its methods, half of it docs.
+//! More than 500 lines: one type and its methods; half of the lines are docs.
 
 mod asleep;
 pub(crate) mod freeze;
@@ -53,19 +53,18 @@ use crate::thread::role;
 
 /// An operation that is already on its stream; resolves when it is complete on the device.
 ///
-/// What ready proves is in the docs of the verb that made it: *complete on the device* or *visible
-/// to the host*. Awaiting operation *n* of a stream waits for *n* and never for what was submitted
-/// later.
+/// The docs of the verb that made it say what ready proves: *complete on the device* or *visible to the
+/// host*. Awaiting operation *n* of a stream waits for *n* and never for later work.
 ///
 /// # Ordering
 /// The call that returned the `Op` has put the work on the device; the future only observes. An `async` block
-/// around that call is lazy as always: it makes the call when it is first polled. In a `select!` loop create
+/// around that call is lazy as always: it makes the call when it is first polled. In a `select!` loop, create
 /// the `Op` outside the loop and poll `&mut op` inside.
 ///
 /// # Fairness
-/// With the feature `tokio`, an operation that is ready spends one unit of the
+/// With the feature `tokio`, a ready operation spends one unit of the
 /// [budget](https://docs.rs/tokio/latest/tokio/task/coop/index.html) that tokio gives each poll of a task. A
-/// task without budget yields once, so that a loop over complete operations starves no other task. Other
+/// task without budget yields once, so a loop over complete operations starves no other task. Other
 /// executors, and `tokio::task::unconstrained`, have no budget. [`try_take`](Op::try_take) and
 /// [`synchronize`](Op::synchronize) spend none.
 ///
@@ -74,15 +73,15 @@ use crate::thread::role;
 /// still uses. Polling can stop and resume at any point.
 ///
 /// # Wakers
-/// While it checks the device itself, it wakes its own task from inside `poll`, and the device's poller may
-/// wake it before completion: a wake-up that finds it pending is normal. Wakers are called without any lock
-/// of this crate. A waker that panics unwinds out of the call that woke it, if that is its own task's poll or
-/// drop. A waker that blocks delays the device's other futures; one that blocks *on such a future*
-/// (`block_on` inside a waker) blocks the thread that would resolve it.
+/// While it queries the device itself, it wakes its own task from inside `poll`, and the device's poller may
+/// wake it before completion: spurious wake-ups are normal. Wakers are called without any lock of this crate.
+/// A waker that panics unwinds out of the call that woke it, if that is its own task's poll or drop. A waker
+/// that blocks delays the device's other futures; one that blocks *on one of them* (`block_on` inside a
+/// waker) blocks the thread that would resolve it.
 ///
 /// # Errors
-/// The operation could not be submitted ([`submitted`](Op::submitted) and [`queued`](Op::queued) say so at
-/// once); the device was lost; the process is ending.
+/// The operation could not be submitted ([`submitted`](Op::submitted) and [`queued`](Op::queued) report that
+/// at once); the device was lost; the process is ending.
 ///
 /// # Panics
 /// Polling it again after it was ready. Awaiting a host function that panicked resumes the closure's panic.
@@ -93,7 +92,7 @@ pub struct Op<T> {
 
 enum OpState<T> {
     Pending(Pending<T>),
-    /// With the host memory that the call was given, if any.
+    /// With the host memory that was passed to the call, if any.
     Failed(Error, Option<Returned>, Budget),
     Done,
 }
@@ -106,7 +105,7 @@ struct Pending<T> {
     value: SyncWrapper<HostValue<T>>,
 }
 
-/// What an operation waits for. Its drop stops waiting and asks for no marker.
+/// The points that an operation waits for. Its drop stops waiting and releases its interest in markers.
 struct Interest {
     points: Points,
     wait: WaitState,
@@ -157,16 +156,16 @@ impl<T> Op<T> {
         Op::at(all, value)
     }
 
-    /// The same, of the last uses of memory, which nobody may have held.
+    /// The same for the last uses of memory, whose tickets may have no holder yet.
     pub(crate) fn behind_uses(points: Vec<Point>, value: HostValue<T>) -> Self {
         points.iter().for_each(|used| used.stream.expect(used.ticket));
         Op::at_points(points, value)
     }
 
-    /// Gives up waiting, where device order is enough: work behind it on the device sees its effect. Costs
-    /// nothing. In a [batch](crate::Stream::batch) verbs return plain results, and `?` stands alone.
+    /// Skips the wait where device order is enough: work behind it on the device sees its effect. Costs
+    /// nothing. In a [batch](crate::Stream::batch) verbs return plain results, and `?` alone is enough.
     ///
-    /// It does not exist for values that the host would read:
+    /// It is not available for values that the host would read:
     /// ```compile_fail
     /// # let device = gpu_await::Device::host();
     /// # let stream = device.stream().unwrap();
@@ -196,12 +195,12 @@ impl<T> Op<T> {
         }
     }
 
-    /// Reports a submission error now and keeps the future.
+    /// Reports a submission error now, and otherwise returns the future.
     ///
     /// To get back host memory that was passed to the call, use [`accepted`](Op::accepted).
     ///
     /// # Errors
-    /// Why it could not be submitted.
+    /// The reason why it could not be submitted.
     pub fn submitted(self) -> Result<Op<T>> {
         match self.state {
             OpState::Failed(error, ..) => Err(error),
@@ -209,7 +208,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// [`submitted`](Self::submitted), returning the call's argument with an error.
+    /// [`submitted`](Self::submitted) that returns the call's argument with the error.
     fn returning<B: 'static>(self) -> Result<Op<T>, Refused<B>> {
         match self.state {
             OpState::Failed(error, returned, _) => {
@@ -223,7 +222,7 @@ impl<T> Op<T> {
     /// Drops the operation's value: pinned memory returns to its pool when the operation is complete. Costs
     /// nothing.
     ///
-    /// This makes an upload [`queued`](Self::queued) whose pinned buffer is not needed again.
+    /// With this an upload whose pinned buffer is not needed again can be [`queued`](Self::queued).
     ///
     /// # Examples
     /// ```
@@ -253,11 +252,11 @@ impl<T> Op<T> {
         }
     }
 
-    /// Drops the future, and a submission error with it; the work goes on.
+    /// Drops the future, including any submission error; the work goes on.
     pub fn abandon(self) {}
 
-    /// Asks the device whether the operation is complete (or failed). Never blocks. For an operation that nobody has
-    /// polled, the first call places the marker that a later call finds.
+    /// Queries whether the operation is complete (or failed). Never blocks. For an operation that was never polled,
+    /// the first call places a marker for later calls to find.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.state {
@@ -268,8 +267,8 @@ impl<T> Op<T> {
         }
     }
 
-    /// Asks the device, as [`is_complete`](Op::is_complete) does, and takes the result if the operation is complete. Never blocks; `None`
-    /// leaves the future as it was.
+    /// Queries the device like [`is_complete`](Op::is_complete), and takes the result if the operation is complete. Never blocks; `None`
+    /// leaves the future unchanged.
     pub fn try_take(&mut self) -> Option<Result<T>> {
         if matches!(self.state, OpState::Done) || !self.is_complete() {
             return None;
@@ -283,15 +282,14 @@ impl<T> Op<T> {
     /// Blocks the calling thread until it is complete.
     ///
     /// # Blocking
-    /// Yes: not from async code; `.await` there.
+    /// Yes: in async code use `.await` instead.
     ///
     /// # Errors
-    /// As the future; and at once on a thread of this crate, where it would deadlock: inside a host function
-    /// or a twin, and in a waker that the poller calls. (A waker that a task calls while it polls blocks that
-    /// task.)
+    /// As the future; and at once on threads where it would deadlock: inside a host function or a twin, and
+    /// in a waker that the poller calls. (In a waker that a task calls while it polls, it blocks that task.)
     ///
     /// # Panics
-    /// If it gave its value before; and with the panic of a host function.
+    /// If its value was already taken; and with the panic of a host function.
     #[track_caller]
     pub fn synchronize(self) -> Result<T> {
         if matches!(self.state, OpState::Pending(_)) {
@@ -300,7 +298,7 @@ impl<T> Op<T> {
         self.block()
     }
 
-    /// Lets the waiter sleep at once instead of checking for itself.
+    /// Lets the waiter sleep at once instead of querying the device itself.
     pub(crate) fn never_check(&mut self) {
         if let OpState::Pending(pending) = &mut self.state {
             pending.interest.wait.never_check();
@@ -319,7 +317,7 @@ impl<T> Op<T> {
             if let Poll::Ready(result) = self.poll_now(&mut cx) {
                 return result;
             }
-            // A checking future is not woken.
+            // A future that queries the device itself is not woken.
             if self.is_checking() {
                 checks += 1;
                 if checks.is_multiple_of(64)
@@ -387,7 +385,7 @@ impl<T> Op<T> {
         }
     }
 
-    /// Polls without a task budget, for a blocked thread or a single look.
+    /// Polls without a task budget, for a blocked thread or a single check.
     fn poll_now(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let outcome = match &mut self.state {
             OpState::Pending(Pending { interest: Interest { points, wait }, .. }) => {
@@ -399,7 +397,7 @@ impl<T> Op<T> {
         Poll::Ready(self.finish(outcome))
     }
 
-    /// Takes the value or the error, now that every point is complete or one never will be.
+    /// Takes the value or the error, once every point is complete or one never will be.
     fn finish(&mut self, outcome: Result<()>) -> Result<T> {
         match (outcome, std::mem::replace(&mut self.state, OpState::Done)) {
             (Err(error), _) | (_, OpState::Failed(error, ..)) => Err(error),
@@ -413,17 +411,17 @@ impl<T> Op<T> {
     }
 }
 
-/// Makes `accepted`, once for each value of an operation that takes pinned memory.
+/// Defines `accepted` for each value type of operations that take pinned memory.
 macro_rules! accepted {
     ($($value:ident)+) => {$(
         impl<T: Element> Op<$value<T>> {
             /// Reports a refusal now and hands back the host memory that was passed to the call; otherwise
-            /// keeps the future. It is [`submitted`](Op::submitted) for copies that take a pinned buffer. (An
-            /// [`upload`](crate::Stream::upload) hands back its data in pinned memory, whatever it was passed
-            /// in.)
+            /// returns the future. It is [`submitted`](Op::submitted) for copies that take a pinned buffer.
+            /// (An [`upload`](crate::Stream::upload) hands back its data in pinned memory, in whatever form
+            /// it was passed.)
             ///
             /// # Errors
-            /// [`Refused`]: the error, and what was passed to the call.
+            /// [`Refused`]: the error, and the memory that was passed to the call.
             ///
             /// # Examples
             /// ```
@@ -453,7 +451,7 @@ macro_rules! accepted {
 accepted! { PinnedBuffer DeviceBuffer }
 
 impl<T: Element> Op<Frozen<T>> {
-    /// Reports a refused [`freeze`](DeviceBuffer::freeze) now, with the buffer, and keeps the future otherwise.
+    /// Reports a refused [`freeze`](DeviceBuffer::freeze) now, with the buffer, and otherwise returns the future.
     ///
     /// # Errors
     /// [`Refused`]: the error, and the buffer.
@@ -500,7 +498,7 @@ impl<T> fmt::Debug for Op<T> {
 }
 
 impl Interest {
-    /// The points, whose markers another operation asks for.
+    /// The points, for another operation that will request their markers.
     fn into_points(mut self) -> Points {
         self.stop_waiting();
         std::mem::replace(&mut self.points, Points::NONE)

@@ -1,18 +1,17 @@
-//! Device memory that several processes share: made, filled, sealed, and imported by others, read-only.
+//! Device memory that several processes share: created, filled and sealed by one, and imported read-only by others.
 //!
 //! | state | who writes | who reads | an import |
 //! |---|---|---|---|
 //! | a [`SharedBuffer`] | its owner, like any buffer | its owner | [`SharedProblem::NotSealed`] |
-//! | sealed: [`Frozen`] memory and [`SharedDescriptors`] | nobody: every mapping is read-only | every process | maps it, and compares its digest |
+//! | sealed: [`Frozen`] memory and [`SharedDescriptors`] | no process: every mapping is read-only | every process | maps it, and compares its digest |
+//! | handed over, by [`mutable`]: never sealed | one process after another, as their supervisor decides | that process | maps it for writing |
 //!
-//! | handed over, by [`mutable`]: never sealed | one process after the other, as their supervisor says | that process | maps it for writing |
-//!
-//! No device orders work of two processes: ownership moves with a message.
+//! No device orders the work of two processes: ownership moves with a message.
 //!
 //! # Invariants
-//! 1. Nobody reads memory of another process that is not sealed (`what_is_not_sealed_is_refused`).
-//! 2. What is sealed is complete, and no command here writes it any more (`sealing_waits_for_every_use`).
-//! 3. A header is checked before anything of it is used (`wrong_headers_are_refused`); it cannot change while it is read.
+//! 1. No process reads another's unsealed memory (`what_is_not_sealed_is_refused`).
+//! 2. Sealed memory is complete, and no command here writes it any more (`sealing_waits_for_every_use`).
+//! 3. A header is checked before any of it is used (`wrong_headers_are_refused`); it cannot change while it is read.
 
 mod descriptors;
 mod digest;
@@ -43,8 +42,8 @@ use gpu_await_protocol::hazard::Mode;
 
 /// `len` elements of type `T` in memory that other processes can map once it is [sealed](Self::seal).
 ///
-/// Made by [`Device::shared`]. Until it is sealed it is passed to operations like a [`DeviceBuffer`], with the same rules of ordering, errors and
-/// drops, and no other process can read it.
+/// Created by [`Device::shared`]. Until it is sealed, it is passed to operations like a [`DeviceBuffer`], with the same rules for ordering,
+/// errors and drops, and no other process can read it.
 pub struct SharedBuffer<T> {
     buffer: DeviceBuffer<T>,
     mapping: SharedMapping,
@@ -53,26 +52,25 @@ pub struct SharedBuffer<T> {
 }
 
 impl Device {
-    /// Makes memory for `len` elements that other processes can map, off the executor. Its contents are unwritten, like those of
+    /// Allocates, off the executor, memory for `len` elements that other processes can map. It is unwritten, like that of
     /// [`empty`](Self::empty). Puts nothing on a stream. Linux only.
     ///
-    /// Fill it (`upload_into`, `copy`, `fill`, kernels), [seal](SharedBuffer::seal) it, send its [descriptors](SharedDescriptors) to another process, and
-    /// there [`import_shared`](Self::import_shared). For kept weights: they survive this process if another holds their descriptors.
+    /// Fill it (`upload_into`, `copy`, `fill`, kernels), [seal](SharedBuffer::seal) it, send its [descriptors](SharedDescriptors) to another process,
+    /// and [`import_shared`](Self::import_shared) it there. This suits weights: they survive this process if another holds their descriptors.
     ///
     /// # Shapes and units
-    /// It takes a multiple of what the GPU divides such memory into (2 MiB), beside the device's pool and within
-    /// [`memory_limit_bytes`](crate::DeviceBuilder::memory_limit_bytes), as [`MemoryInfo::shared_bytes`](crate::MemoryInfo).
+    /// It takes a multiple of the GPU's granularity for such memory (2 MiB), outside the device's pool and within
+    /// [`memory_limit_bytes`](crate::DeviceBuilder::memory_limit_bytes), counted in [`MemoryInfo::shared_bytes`](crate::MemoryInfo).
     ///
     /// # Ownership
-    /// Dropped, it is unmapped when every use here is complete. It is free when no process maps it or has a descriptor of it.
+    /// After a drop it is unmapped when every use here is complete. It is freed when no process maps it or has a descriptor of it.
     ///
     /// # Cancel safety
-    /// Dropped, the future leaves nothing.
+    /// Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// Out of memory, when all that streams keep and the pool does not use was returned; [`ErrorDetail::Unsupported`]: a GPU without such memory;
-    /// [`ErrorDetail::TooLarge`]; [`SharedProblem::System`]: no descriptor is left; a device that is lost or closed; inside a host
-    /// function.
+    /// Out of memory, even after everything that streams keep and the pool does not use was returned; [`ErrorDetail::Unsupported`]: a GPU without
+    /// such memory; [`ErrorDetail::TooLarge`]; [`SharedProblem::System`]: no descriptor is left; a lost or closed device; inside a host function.
     ///
     /// # Examples
     /// ```
@@ -104,7 +102,7 @@ impl Device {
             let size_bytes = bytes.max(1).next_multiple_of(granularity_bytes);
             let (mapping, memory) = SharedMemory::create(&stream, size_bytes)?;
             let raw = mapping.raw();
-            // From here on the memory is freed where memory is freed.
+            // From here on the memory is freed like any other.
             let buffer = DeviceBuffer::new(mapping.into_allocation(bytes, false), len);
             let info = SharedInfo { size_bytes, granularity_bytes, ..expected::<T>(engine, len)? };
             Ok(SharedBuffer {
@@ -117,28 +115,28 @@ impl Device {
         self.home().crew.run_alone(made).await?
     }
 
-    /// Maps memory that another process, or this one, made with [`shared`](Self::shared) and sealed: read-only, for operations on any
-    /// stream. The driver's calls are made off the executor; then a kernel on the [current stream](Self::current_stream) computes the digest, to
-    /// compare it. Ready proves *visible to the host*: the contents are those that were sealed.
+    /// Maps memory that another process, or this one, made with [`shared`](Self::shared) and sealed: read-only, for operations on any stream.
+    /// The driver calls are made off the executor; then a kernel on the [current stream](Self::current_stream) computes the digest for
+    /// comparison. Ready proves *visible to the host*: the contents are those that were sealed.
     ///
-    /// `len` and `generation` are what the message that came with the descriptors says; a program without such messages takes them from
+    /// `len` and `generation` come from the message that carried the descriptors; a program without such messages takes them from
     /// [`SharedDescriptors::info`].
     ///
     /// # Ownership
-    /// The descriptors are only read, and may be closed afterwards. The memory stays mapped until the last handle of it is dropped and everything
-    /// on the device at that moment is complete. It counts as [`MemoryInfo::imported_bytes`](crate::MemoryInfo), and no limit applies to it.
+    /// The descriptors are only read, and may be closed afterwards. The memory stays mapped until its last handle is dropped and everything on
+    /// the device at that moment is complete. It counts as [`MemoryInfo::imported_bytes`](crate::MemoryInfo), and no limit applies to it.
     ///
     /// # Blocking
-    /// No executor thread. The digest takes as long as reading the memory does: on an H200 about 0.3 ms for each GiB. Its kernel is loaded once
-    /// a device, which waits for running kernels.
+    /// Blocks no executor thread. The digest takes as long as reading the memory: about 0.3 ms per GiB on an H200. Its kernel is loaded once
+    /// per device, which waits for running kernels.
     ///
     /// # Cancel safety
-    /// Dropped, the future leaves nothing mapped once the kernels of the digest, if they were submitted, are complete.
+    /// After the future is dropped, nothing stays mapped once any submitted kernels of the digest are complete.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadShared`], with the expected and the found value: memory that is not sealed, of another GPU, of another type, length or
-    /// generation, or whose contents have changed; descriptors of something else. Out of memory, for the digest; a device that is lost
-    /// or closed; inside a host function.
+    /// [`ErrorDetail::BadShared`], with the expected and the found value: memory that is not sealed, of another GPU, type, length or
+    /// generation, or whose contents have changed; descriptors of something else. Out of memory for the digest; a lost or closed device; inside
+    /// a host function.
     ///
     /// # Source
     /// `cuMemImportFromShareableHandle`, `cuMemMap`, `cuMemSetAccess`.
@@ -177,7 +175,7 @@ impl<T: Element> SharedBuffer<T> {
         self.buffer.view_mut()
     }
 
-    /// Returns its descriptors, duplicated: to let another process hold the memory before it is sealed.
+    /// Returns duplicates of its descriptors, to let another process hold the memory before it is sealed.
     ///
     /// # Errors
     /// [`SharedProblem::System`]: no descriptor is left.
@@ -185,30 +183,30 @@ impl<T: Element> SharedBuffer<T> {
         self.descriptors.try_clone()
     }
 
-    /// Makes the memory read-only and lets other processes import it, as `generation`: a number of the caller's that tells this memory from
-    /// others. Waits for every use, makes this process's mapping read-only, computes the digest of the contents by a kernel on the
-    /// device's [current stream](Device::current_stream), and seals the header. Ready proves that an import elsewhere finds it.
+    /// Makes the memory read-only and lets other processes import it, as `generation`: a number chosen by the caller that identifies this
+    /// memory. Waits for every use, makes this process's mapping read-only, computes the digest of the contents with a kernel on the
+    /// device's [current stream](Device::current_stream), and seals the header. Ready proves that other processes can import it.
     ///
-    /// # What a seal protects from
-    /// | what | is |
+    /// # What a seal protects against
+    /// | error | effect |
     /// |---|---|
-    /// | a kernel, a copy or a fill, here or in a process that imported it, that writes there by mistake | refused by the device: that process's device is lost, and the contents stay |
-    /// | such a write before the seal | not found: it is in the digest |
-    /// | a process that maps the descriptor writable on purpose, by calls of its own | not kept from it on a GPU, whose descriptors grant both; an import finds by the digest what it changed. On a host device the system refuses it, unless the mapping was made before the seal |
-    /// | an error of the memory itself (ECC; driver code 214, Xid 48, 63, 94, 95) | not found by the seal: the device of each process that reads it is lost. Whoever keeps the descriptors closes them, and fills anew |
+    /// | a kernel, a copy or a fill writes there by mistake, here or in a process that imported it | refused by the device: that process's device is lost, and the contents stay |
+    /// | such a write before the seal | not detected: the digest includes it |
+    /// | a process deliberately maps the descriptor writable with its own driver calls | not prevented on a GPU, whose descriptors grant both kinds of access; an import detects changes by the digest. On a host device the system refuses the mapping, unless it was made before the seal |
+    /// | an error of the memory itself (ECC; driver code 214, Xid 48, 63, 94, 95) | not detected by the seal: the device of each process that reads it is lost. Close the descriptors, and fill new memory |
     ///
-    /// The digest tells mistakes from what was sealed. It is 64 bits of no cryptographic strength.
+    /// The digest detects mistakes, not attacks: it has 64 bits and no cryptographic strength.
     ///
     /// # Ownership
-    /// The buffer moves in. If the future fails or is dropped, the memory is unmapped when every use is complete, and whoever has its
-    /// descriptors cannot import it.
+    /// The buffer moves in. If the future fails or is dropped, the memory is unmapped when every use is complete, and other holders
+    /// of its descriptors cannot import it.
     ///
     /// # Blocking
     /// As [`Device::import_shared`].
     ///
     /// # Errors
-    /// Part of the buffer was never written, or what should have written it failed ([`ErrorDetail::Upstream`]); a graph that uses it
-    /// ([`ErrorDetail::KeptByGraph`]); another device than the buffer's; out of memory, for the digest; a device that is lost or closed.
+    /// Part of the buffer was never written, or its producer failed ([`ErrorDetail::Upstream`]); a graph that uses it
+    /// ([`ErrorDetail::KeptByGraph`]); a device other than the buffer's; out of memory for the digest; a lost or closed device.
     ///
     /// # Source
     /// `cuMemSetAccess`; `fcntl(2)`, `F_ADD_SEALS`.
@@ -233,7 +231,7 @@ impl<T: Element> SharedBuffer<T> {
         let sealed = buffer.freeze().await?;
         let (kept, duplicate) = (sealed.clone(), descriptors.try_clone()?);
         let protected = move || {
-            // SAFETY: `kept` keeps the memory, nothing writes frozen memory, and its uses were waited for: nobody could add one.
+            // SAFETY: `kept` keeps the memory, nothing writes frozen memory, and its uses were waited for, with no way to add one.
             let protected = unsafe { protect(&engine, &mapping, duplicate.memory.as_fd()) };
             drop(kept);
             protected
@@ -253,7 +251,7 @@ fn bytes_of<T>(len: usize) -> Result<u64> {
         .ok_or_else(|| ErrorDetail::TooLarge { len, element_bytes }.into())
 }
 
-/// What the header of such memory of this device says.
+/// The expected header of such memory on this device.
 fn expected<T: Element>(engine: &Engine, len: usize) -> Result<SharedInfo> {
     let uuid = engine.backend.uuid().map_err(|code| refused(engine, code))?;
     Ok(SharedInfo::of::<T>(engine.backend.kind(), uuid, len as u64))

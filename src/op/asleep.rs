@@ -1,6 +1,6 @@
 //! A thread that blocks on one operation, as a waker (pure).
 //!
-//! It does not use `park`: the thread's token is shared, and a foreign waker that the thread calls while it looks may itself wait and
+//! It does not use `park`: the thread's token is shared, and a foreign waker that the thread calls during a check may itself wait and
 //! consume the token (`a_nested_wait_takes_no_wake_up`).
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ pub(crate) struct Asleep {
 }
 
 impl Asleep {
-    /// Blocks until it was woken since the last time.
+    /// Blocks until woken; a wake-up since the last call counts.
     pub(crate) fn until_woken(&self) {
         let mut woken = self.woken.lock();
         while !std::mem::take(&mut *woken) {

@@ -1,7 +1,7 @@
 //! Making a buffer read-only.
 //!
 //! # Invariants
-//! 1. A [`Frozen`] is handed out when everything that writes the buffer is complete and has succeeded, so that its readers wait for nothing
+//! 1. A [`Frozen`] is handed out only when everything that writes the buffer has completed successfully, so its readers need no wait
 //!    (`a_frozen_buffer_is_ready_when_its_writers_are`).
 #![forbid(unsafe_code)]
 
@@ -19,22 +19,22 @@ use gpu_await_protocol::block_hazards::Blocks;
 use gpu_await_protocol::hazard::Mode;
 
 impl<T: Element> DeviceBuffer<T> {
-    /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a
-    /// stream. Ready proves *complete on the device*: everything that wrote the buffer.
+    /// Makes the buffer read-only, for readers on many streams; see [`Frozen`]. Puts nothing on a stream.
+    /// Ready proves that everything that wrote the buffer is *complete on the device*.
     ///
     /// # Ownership
     /// The buffer moves in; if the call is refused, [`accepted`](Op::accepted) hands it back. If the future
     /// fails later or is dropped, the memory is freed when every use of it is complete.
     ///
     /// # Errors
-    /// Part of the buffer was never written, or what should have written it failed
+    /// Part of the buffer was never written, or its producer failed
     /// ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)); a graph that uses the buffer in each launch
-    /// ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); a device that is lost or closed.
+    /// ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); a lost or closed device.
     pub fn freeze(self) -> Op<Frozen<T>> {
         match before_host("freeze", &self.span(), Mode::Read) {
             Err(error) => Op::refused(Refused { error, value: Some(self) }),
             Ok((writers, on)) => {
-                // Once more: the driver may refuse a list that was not on its stream.
+                // Checked again: the driver may refuse a list that was not yet on its stream.
                 let frozen = HostValue::later(move || {
                     check("freeze", &self.span()).map(|()| Frozen::new(self))
                 });
@@ -44,7 +44,7 @@ impl<T: Element> DeviceBuffer<T> {
     }
 }
 
-/// The points to wait for before the host accesses the memory in that mode, for `op`, and the outcomes that its contents depend on: other
+/// The points to wait for before `op` lets the host access the memory in that mode, and the outcomes that its contents depend on: other
 /// libraries' work may fail when it runs.
 pub(crate) fn before_host(
     op: &'static str,
@@ -56,7 +56,7 @@ pub(crate) fn before_host(
     allocation.check_is_in_no_graph(range, op)?;
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);
-    // Before the contents are checked: a failure in between is told as well.
+    // Before the contents are checked, so that a failure in between is reported too.
     let on = LateOutcomes::of_inputs(&footprint);
     footprint.check_contents()?;
     let mut points = Vec::new();
@@ -70,7 +70,7 @@ pub(crate) fn before_host(
     Ok((points, on))
 }
 
-/// Rejects, in the name of `op`, memory that must not be read.
+/// Rejects unreadable memory, with an error naming `op`.
 pub(super) fn check(op: &'static str, memory: &Span<'_>) -> Result<()> {
     let mut footprint = Footprint::new(op);
     footprint.reads(memory);

@@ -1,19 +1,19 @@
-//! A closure that a stream calls when it reaches it.
+//! A closure that is called when its stream reaches it.
 //!
 //! The closure and its result live in a shared cell: one share goes through the driver, one is lent to the stream until the ticket is
 //! complete, one belongs to the future.
 //!
-//! | what | is dropped |
+//! | value | is dropped |
 //! |---|---|
-//! | the closure's captures | by the closure, when it ends: on the driver's thread, in the role `HostFn` |
+//! | the closure's captures | by the closure, when it returns: on the driver's thread, in the role `HostFn` |
 //! | a closure that never ran | by its submitter if the driver refused it; by the reaper after a loss |
 //! | the result, or the panic's payload, if never taken | by the future's drop, or the reaper |
 //!
-//! A callback that never runs (the device faulted) leaks a cell, which is empty by then. Taking the closure out of the cell is exclusive:
-//! if the driver calls after all, there is nothing left to run.
+//! A callback that never runs (the device faulted) leaks its cell, which is empty by then. Only one thread can take the closure out of
+//! the cell: if the driver calls after all, there is nothing left to run.
 //!
 //! # Invariants
-//! 1. Nothing that the cell holds is dropped on the driver's thread (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
+//! 1. No value in the cell is dropped on the driver's thread (`what_a_host_function_leaves_is_dropped_off_the_drivers_thread`).
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -34,7 +34,7 @@ use crate::thread::role::Role;
 pub(crate) struct HostFn<F: Send + 'static, R: Send + 'static> {
     /// `None` only inside `drop`.
     cell: Option<Arc<Cell<F, R>>>,
-    /// Reaches the reaper. Weak: the share may be leaked.
+    /// For access to the reaper. Weak, as the share may be leaked.
     engine: Weak<Engine>,
 }
 
@@ -53,7 +53,7 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
         self.cell.as_ref().unwrap_or_else(|| unreachable!("taken by the drop only"))
     }
 
-    /// Another share of the cell, to be kept.
+    /// Another share of the cell, for the stream to keep.
     pub(crate) fn share(&self) -> impl Callback {
         HostFn { cell: self.cell.clone(), engine: self.engine.clone() }
     }
@@ -69,13 +69,13 @@ impl<F: FnOnce() -> R + Send + 'static, R: Send + 'static> HostFn<F, R> {
     }
 
     /// Called after the driver refused the pointer of [`lend`](Self::lend): drops the function, which will
-    /// not run. The cell is leaked: the driver may report an earlier failure and call all the same.
+    /// not run. The cell is leaked: the driver may have reported an earlier failure and still call.
     pub(crate) fn refused(&self) {
         let function = self.cell().function.lock().take();
         self.let_go(function);
     }
 
-    /// The result, after the stream has called the function. Resumes the function's panic.
+    /// The result, once the function has been called. Resumes the function's panic.
     pub(crate) fn result(&self) -> R {
         let result = self.cell().result.lock().take();
         match result {
@@ -103,7 +103,7 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
             None => {
                 let value = ManuallyDrop::new(value);
                 let reap = move || drop(ManuallyDrop::into_inner(value));
-                // Without a thread it leaks, which is the lesser evil.
+                // If there is no thread, the value leaks, which is the lesser evil.
                 native::spawn("gpu-await-reaper", Box::new(reap)).ok();
             }
         }
@@ -112,26 +112,26 @@ impl<F: Send + 'static, R: Send + 'static> HostFn<F, R> {
 
 impl<F: Send + 'static, R: Send + 'static> Drop for HostFn<F, R> {
     fn drop(&mut self) {
-        // The last share holds the values that were never taken, and may be dropped in a host function: this
-        // one, or another.
+        // The last share holds the values that were never taken, and may be dropped inside this or another
+        // host function.
         if let Some(cell) = self.cell.take().and_then(Arc::into_inner) {
             self.let_go(cell);
         }
     }
 }
 
-/// The driver's side. Does not unwind and makes no driver call.
+/// The driver's callback. Does not unwind and makes no driver call.
 unsafe extern "C" fn call<F: FnOnce() -> R + Send + 'static, R: Send + 'static>(data: *mut c_void) {
     let _role = role::enter(Role::HostFn);
     // SAFETY: `lend` made this share for this very type, and the driver calls at most once.
     let cell = unsafe { Arc::from_raw(data.cast_const().cast::<Cell<F, R>>()) };
-    // One share is lent until this has returned. The loss of the device drops that one; this may then be the
-    // last, which moves the remaining values to a thread of its own.
+    // One share is lent until this returns. The loss of the device drops that one; then this may be the last
+    // share, which moves the remaining values to a new thread.
     let share = HostFn { cell: Some(cell), engine: Weak::new() };
     let function = share.cell().function.lock().take();
     if let Some(function) = function {
         let result = catch_unwind(AssertUnwindSafe(function));
-        // Instead of `None`: nothing is dropped under the lock.
+        // Replaces `None`, so nothing is dropped under the lock.
         *share.cell().result.lock() = Some(result);
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks of a host slab in the host's hands.
+//! Host access to the blocks of a host slab.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -71,8 +71,8 @@ impl<T: Element> HostSlab<T> {
         Ok(is_free.then(|| self.slice_mut(number)))
     }
 
-    /// Returns a future of the uses that the block has now, which borrows nothing. Ready proves *visible to the host*: all of them are
-    /// complete. Others may have been submitted since: look with [`try_host_mut`](Self::try_host_mut).
+    /// Returns a future that waits for the block's current uses and borrows nothing. Ready proves *visible to the host*: all of them
+    /// are complete. Others may have been submitted since: check with [`try_host_mut`](Self::try_host_mut).
     ///
     /// # Errors
     /// As [`host`](Self::host).
@@ -81,13 +81,13 @@ impl<T: Element> HostSlab<T> {
         self.behind("idle", number, Mode::ReadWrite).here().unwrap_or_else(Op::failed)
     }
 
-    /// Resolves when the uses that conflict with such an access are complete, and fails if what wrote the block did when it ran.
+    /// Resolves when the uses that conflict with such an access are complete, and fails if the block's producer failed when it ran.
     fn behind(&self, op: &'static str, number: u32, mode: Mode) -> Result<Op<()>> {
         let (uses, on) = before_host(op, &self.block(number)?.span(), mode)?;
         Ok(Op::behind_uses(uses, HostValue::Here((), on)))
     }
 
-    /// The block is in the host's hands.
+    /// Waits until the host may access the block.
     async fn reached(&self, op: &'static str, number: u32, mode: Mode) -> Result<()> {
         self.behind(op, number, mode)?.await?;
         check(op, &self.block(number)?.span())

@@ -6,11 +6,11 @@ use super::{HostValue, Op, Points};
 /// Joins operations into one future, with one waker per stream.
 ///
 /// # Errors
-/// The first operation that could not be submitted, at once; or the loss of a device. The others
+/// The error of the first operation that could not be submitted, at once; or the loss of a device. The others
 /// are then abandoned.
 ///
 /// # Panics
-/// If one of them gave its value before.
+/// If the value of one of them was already taken.
 ///
 /// # Examples
 /// ```

@@ -8,15 +8,15 @@
 //!
 //! # Invariants
 //! 1. The function is called at most once, when every point is complete (`a_mapped_value_is_made_when_it_is_complete`).
-//! 2. If the function panics, the operation is done and its stream continues (`a_panic_of_the_function_is_the_polls`).
+//! 2. If the function panics, the operation counts as done and its stream continues (`a_panic_of_the_function_is_the_polls`).
 #![forbid(unsafe_code)]
 
 use super::{Op, Values};
 use crate::error::Result;
 
 impl<T: Send + 'static> Op<T> {
-    /// Passes the value through a function; the result is an [`Op`] again: it can be named, joined, polled in
-    /// place or blocked on. Puts nothing on the stream. Ready proves what the operation's own ready does, and
+    /// Passes the value through a function; the result is again an [`Op`], which can be named, joined, polled
+    /// in place or blocked on. Puts nothing on the stream. Ready proves the same as the operation's own, and
     /// that the function returned.
     ///
     /// `f` runs in the poll that finds the operation ready, on the thread that polls (or in
@@ -24,21 +24,20 @@ impl<T: Send + 'static> Op<T> {
     /// `Future::poll`. It may submit work. It costs one allocation, or none if `f` and the value are
     /// zero-sized.
     ///
-    /// It is not called `map` or `map_ok`: those belong to `FutureExt` and `TryFutureExt`, which return other
-    /// futures and work on an `Op` as on any future.
+    /// It is not called `map` or `map_ok`, which belong to `FutureExt` and `TryFutureExt`: those work on an
+    /// `Op` as on any future, and return other types.
     ///
     /// # Cancel safety
-    /// `f` is called once at most. It is dropped without a call if the operation fails, or is dropped before it
-    /// was polled ready. [`queued`](Op::queued) waits for no value: of an `Op<()>` it succeeds without the call, of others it is
-    /// an error.
+    /// `f` is called at most once. It is dropped without a call if the operation fails or is dropped before it was polled ready.
+    /// [`queued`](Op::queued) waits for no value: for an `Op<()>` it succeeds without the call, for others it is an error.
     ///
     /// # Errors
     /// Those of the operation. Host memory of a refused call is no longer handed back: call
     /// [`accepted`](Op::accepted) first.
     ///
     /// # Panics
-    /// If it gave its value before. A panic of `f` unwinds out of the poll; the operation is complete on the
-    /// device all the same, and polling it again panics.
+    /// If its value was already taken. A panic of `f` unwinds out of the poll; the operation is still
+    /// complete on the device, and polling it again panics.
     ///
     /// # Examples
     /// ```

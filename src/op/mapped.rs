@@ -1,4 +1,4 @@
-//! Memory that kernels used in place, returned to the host.
+//! Returns memory that kernels used in place to the host.
 #![forbid(unsafe_code)]
 
 use crate::error::Result;
@@ -11,8 +11,8 @@ use crate::op::{HostValue, Op};
 use gpu_await_protocol::hazard::Mode;
 
 impl<T: Element> Mapped<T> {
-    /// Waits until every use is complete, then lends the memory to the host: to read what a kernel wrote, and
-    /// to write what the next one reads. Nothing can be submitted with it during the borrow.
+    /// Waits until every use is complete, then lends the memory to the host, to read a kernel's output and
+    /// write the next one's input. Nothing can be submitted with it during the borrow.
     ///
     /// # Cancel safety
     /// Yes: dropping the future loses nothing.
@@ -22,7 +22,7 @@ impl<T: Element> Mapped<T> {
     /// operation overwrites all of it; a device that is lost or closed.
     pub async fn host(&mut self) -> Result<&mut [T]> {
         let (uses, on) = before_host("host", &self.span(), Mode::ReadWrite)?;
-        // It fails if what wrote it did when it ran. The driver may still refuse a list that was not on its stream.
+        // This fails if the producer failed when it ran. Checked again below: the driver may refuse a list that was not yet on its stream.
         Op::behind_uses(uses, HostValue::Here((), on)).await?;
         check("host", &self.span())?;
         Ok(self.host_mut())

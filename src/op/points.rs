@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::runtime::Point;
 use crate::runtime::stream_state::{StreamState, WaitState};
 
-/// Points of streams, the highest of each.
+/// Points of streams, the last one of each.
 pub(crate) enum Points {
     One(Point),
     Many(Vec<Point>),
@@ -35,8 +35,8 @@ impl Points {
         }
     }
 
-    /// These and a ticket of `stream`, which is not cloned where it is among them already. Ticket
-    /// 0 is in front of all work: it adds nothing to others.
+    /// These points and a ticket of `stream`, which is not cloned if it is among them already. Ticket 0 is in
+    /// front of all work: it adds nothing to other points.
     #[inline]
     pub(crate) fn reaching(self, stream: &Arc<StreamState>, ticket: u64) -> Points {
         match self {
@@ -92,13 +92,13 @@ impl Points {
         };
     }
 
-    /// Waits for one point after the other: one registration at a time, one wake-up a stream. While the task checks one of them, it
-    /// looks at the next one as well.
+    /// Waits for one point after the other: one registration at a time, one wake-up per stream. While the task checks one point, it
+    /// also checks the next.
     pub(super) fn poll(&mut self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>> {
         if let Points::Many(points) = self
             && wait.is_new()
         {
-            // Each marker while its stream works, and not when the streams before it are complete.
+            // Requests all markers now, while the streams work, rather than each when the streams before it are complete.
             points.iter().for_each(Point::want);
         }
         loop {
@@ -124,8 +124,8 @@ impl Points {
         }
     }
 
-    /// Takes the next point out if it is complete. Of all looks the one that finds that takes longest, and need not come last: an
-    /// awaited broadcast of 1 MiB to two GPUs costs 2.1 µs more than NCCL alone, and without this 3.4 (H100s, medians).
+    /// Removes the next point if it is complete. The query that finds a completion takes longest, and need not wait for its turn:
+    /// an awaited broadcast of 1 MiB to two GPUs costs 2.1 µs more than NCCL alone, without this 3.4 (H100s, medians).
     fn look_ahead(&mut self) {
         let Points::Many(points) = self else { return };
         let Some(next) = points.len().checked_sub(2) else { return };
@@ -136,14 +136,14 @@ impl Points {
     }
 }
 
-/// What a future does with a point that it waits for.
+/// A future's operations on a point that it waits for.
 pub(super) trait AwaitedPoint {
     /// Whether it is complete or never will be, by asking the device.
     fn ask(&self) -> bool;
 
     fn poll(&self, wait: &mut WaitState, cx: &mut Context<'_>) -> Poll<Result<()>>;
 
-    /// Asks for a marker.
+    /// Requests a marker.
     fn want(&self);
 
     /// Stops waiting.

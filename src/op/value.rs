@@ -9,7 +9,7 @@ use crate::submit::Dependencies;
 
 /// The value that an operation resolves with.
 pub(crate) enum HostValue<T> {
-    /// Known since the submission, and good if nothing of this failed, which is known when the operation is complete.
+    /// Known since the submission, and valid if no dependency failed, which is known when the operation is complete.
     Here(T, Option<Box<Dependencies>>),
     /// Made when the operation is complete.
     Later(Box<dyn Late<T> + Send>),
@@ -19,11 +19,11 @@ pub(crate) enum HostValue<T> {
 pub(crate) trait Late<T> {
     fn take(self: Box<Self>) -> Result<T>;
 
-    /// What it depends on alone: the value is not wanted.
+    /// Its dependencies, without computing the value.
     fn dependencies(self: Box<Self>) -> Option<Box<Dependencies>>;
 }
 
-/// Adds others. Usually there are none, or no others.
+/// Adds dependencies to others. Usually one side or both are empty.
 fn join(on: &mut Option<Box<Dependencies>>, others: Option<Box<Dependencies>>) {
     match (on, others) {
         (Some(on), Some(others)) => on.extend(*others),
@@ -31,13 +31,13 @@ fn join(on: &mut Option<Box<Dependencies>>, others: Option<Box<Dependencies>>) {
     }
 }
 
-/// Values that another one is made of.
+/// Values from which another one is computed.
 pub(crate) trait Values: Send + 'static {
     type Taken;
 
     fn take(self) -> Result<Self::Taken>;
 
-    /// What they depend on, without them.
+    /// Their dependencies, without the values.
     fn dependencies(self) -> Option<Box<Dependencies>>;
 
     /// Returns the value that `make` computes from these values once the operation is complete. A caller that discards that value
@@ -113,7 +113,7 @@ impl<V: Values, U, F: FnOnce(V::Taken) -> Result<U>> Late<U> for MadeOf<V, F> {
     }
 }
 
-/// A value that is made if nothing that it depends on failed.
+/// A value that is computed only if no dependency failed.
 struct ProvedFirst<T> {
     on: Box<Dependencies>,
     late: Box<dyn Late<T> + Send>,
@@ -142,8 +142,8 @@ impl<T, F: FnOnce() -> Result<T>> Late<T> for F {
     }
 }
 
-/// Values that are good without a host wait because device order is enough: `()`, device buffers,
-/// and tuples, vectors and options of them. Sealed.
+/// Values that are usable without a host wait because device order is enough: `()`, device buffers, and
+/// tuples, vectors and options of them. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is read by the host, and only valid when the operation is complete: await it",
     label = "`.queued()` does not wait: say `.await` instead",
@@ -187,7 +187,7 @@ impl<T> HostValue<T> {
         }
     }
 
-    /// What it depends on, without the value, which is dropped.
+    /// Its dependencies; the value is dropped.
     pub(super) fn dependencies(self) -> Option<Box<Dependencies>> {
         match self {
             HostValue::Here(_, on) => on,
@@ -199,7 +199,7 @@ impl<T> HostValue<T> {
         !matches!(self, HostValue::Later(_))
     }
 
-    /// The value, if it is known, with what it depends on put to others.
+    /// The value, if it is known; adds its dependencies to `on`.
     fn unproved(self, on: &mut Option<Box<Dependencies>>) -> Option<T> {
         match self {
             HostValue::Here(value, own) => {
@@ -212,7 +212,7 @@ impl<T> HostValue<T> {
 }
 
 impl<T: Send + 'static> HostValue<T> {
-    /// The value, if nothing of this failed either.
+    /// The value, valid only if none of `on` failed either.
     pub(crate) fn if_none_failed(self, on: Option<Box<Dependencies>>) -> Self {
         let Some(on) = on else { return self };
         match self {

@@ -1,9 +1,9 @@
-//! [`SharedDescriptors`]: what another process needs to map shared memory.
+//! [`SharedDescriptors`]: the descriptors that another process needs to map shared memory.
 //!
 //! | the header's file | means |
 //! |---|---|
-//! | has a fixed size | the memory is not sealed: its maker fills it, or died |
-//! | and its contents are sealed | the memory is complete, and the header is that of its maker |
+//! | has a fixed size | the memory is not sealed: its maker is filling it, or has died |
+//! | has sealed contents as well | the memory is complete, and the header is its maker's |
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -18,21 +18,21 @@ use crate::memory::shared_memory::system;
 use crate::system::memfd;
 
 /// The two descriptors of memory that [several processes share](crate::Device::shared), to be sent to another process over a Unix socket
-/// (`SCM_RIGHTS`). They can be held, sent and asked for [`info`](Self::info) by a process that never opens a device.
+/// (`SCM_RIGHTS`). A process can hold them, send them and read their [`info`](Self::info) without opening a device.
 ///
 /// # Ownership
 /// The memory stays while any process maps it or has a descriptor of it, even if the process that made it has died. Each descriptor closes on
-/// `exec`, so that no program that this process starts keeps the memory; receive them with `MSG_CMSG_CLOEXEC`, so that it stays like that.
+/// `exec`, so no program that this process starts keeps the memory; to keep it that way, receive them with `MSG_CMSG_CLOEXEC`.
 #[derive(Debug)]
 pub struct SharedDescriptors {
-    /// Of the memory: the driver's; on a host device a `memfd`.
+    /// The memory's descriptor: from the driver, or on a host device a `memfd`.
     pub memory: OwnedFd,
-    /// Of the header: a `memfd`.
+    /// The header's descriptor: a `memfd`.
     pub header: OwnedFd,
 }
 
 impl SharedDescriptors {
-    /// With a header that says nothing yet.
+    /// Descriptors with an empty header.
     pub(super) fn of(memory: OwnedFd) -> Result<Self> {
         let header = memfd::create(HEADER_BYTES as u64);
         Ok(SharedDescriptors {
@@ -44,16 +44,16 @@ impl SharedDescriptors {
     /// Duplicates both; they close on `exec` as well.
     ///
     /// # Errors
-    /// [`SharedProblem::System`]: the process has as many descriptors as it may.
+    /// [`SharedProblem::System`]: no descriptor is left.
     pub fn try_clone(&self) -> Result<Self> {
         let clone = |of: &OwnedFd| of.try_clone().map_err(|why| system("dup", &why));
         Ok(SharedDescriptors { memory: clone(&self.memory)?, header: clone(&self.header)? })
     }
 
-    /// Reads what the memory is. Needs no device; two system calls or three, which do not block.
+    /// Reads the description of the memory. Needs no device; makes two or three system calls, which do not block.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadShared`]: the memory is [not sealed](SharedProblem::NotSealed); the header is none, or of another version.
+    /// [`ErrorDetail::BadShared`]: the memory is [not sealed](SharedProblem::NotSealed); the header is not one, or of another version.
     pub fn info(&self) -> Result<SharedInfo> {
         self.read().map_err(|problem| ErrorDetail::BadShared { problem }.into())
     }
@@ -63,7 +63,7 @@ impl SharedDescriptors {
         let header = self.header.as_fd();
         let seals = |seals| memfd::has(header, seals).map_err(|why| is_none(why.to_string()));
         let bytes = memfd::len(header).map_err(|why| is_none(why.to_string()))?;
-        // Asked first: it may be a pipe, which never answers a read.
+        // Checked first: a pipe, for example, may never answer a read.
         if !seals(memfd::SIZE)? || bytes != HEADER_BYTES as u64 {
             return Err(is_none("not a file of a header's fixed size".to_owned()));
         }

@@ -1,6 +1,6 @@
-//! The digest of memory: a kernel, and its twin.
+//! The digest of memory: a kernel and its twin.
 //!
-//! A sum of the words of 8 bytes, each mixed with its place. It finds what went wrong, and does not keep anybody from forging it.
+//! A sum of the 8-byte words, each mixed with its position. It detects mistakes, but can be forged.
 
 use std::convert::Infallible;
 
@@ -32,7 +32,7 @@ mod declared {
     }
 }
 
-/// The device's kernel, once it was needed. Loading waits for running kernels: under a lock of its own, and off the executor.
+/// The device's kernel, loaded on first use. Loading waits for running kernels, so it has its own lock and runs off the executor.
 #[derive(Default)]
 struct Loaded(Mutex<Option<declared::digest>>);
 

@@ -1,11 +1,11 @@
-//! [`SharedInfo`]: what the header of shared memory says, and how it lies in the header's bytes (pure).
+//! [`SharedInfo`]: the contents of the header of shared memory, and their encoding (pure).
 //!
-//! Little-endian, at fixed places; what is behind the last field is zero. It is written once, before the header's file is sealed, and is read
-//! from a file that its seals keep from changing: each number is loaded once, checked, and used.
+//! Little-endian, at fixed offsets; bytes behind the last field are zero. It is written once, before the header's file is sealed, and is read
+//! from a file that the seals keep from changing: each number is loaded once, checked, and used.
 //!
 //! # Invariants
-//! 1. No bytes make it panic, and what it accepts fits: the elements lie inside of the memory, whose size is a multiple of the granularity
-//!    (`any_bytes_are_a_header_or_refused`).
+//! 1. No bytes make it panic, and an accepted header is consistent: the elements lie inside the memory, whose size is a multiple of the
+//!    granularity (`any_bytes_are_a_header_or_refused`).
 #![forbid(unsafe_code)]
 
 use std::any::type_name;
@@ -19,18 +19,18 @@ use crate::memory::Element;
 pub(super) const HEADER_BYTES: usize = 256;
 const MAGIC: [u8; 8] = *b"gpuawait";
 const VERSION: u32 = 1;
-/// With the kind: the memory may change.
+/// A flag beside the kind: the memory may change.
 const MUTABLE: u32 = 1 << 16;
 /// Room for the element type's name.
 const NAME_BYTES: usize = 128;
 
-/// What is known of sealed memory, by whoever has its [descriptors](crate::SharedDescriptors).
+/// The description of sealed memory, readable by any holder of its [descriptors](crate::SharedDescriptors).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedInfo {
-    /// The kind of device whose memory it is.
+    /// The kind of device that the memory belongs to.
     pub kind: DeviceKind,
-    /// The GPU's UUID; zeros on a host device, all of which have the same memory.
+    /// The GPU's UUID; zeros on a host device, since all host devices share one memory.
     pub uuid: [u8; 16],
     /// The number of elements.
     pub len: u64,
@@ -40,19 +40,19 @@ pub struct SharedInfo {
     pub element_bytes: u32,
     /// The alignment of an element, in bytes.
     pub alignment: u32,
-    /// How much memory it takes: a multiple of `granularity_bytes`.
+    /// The size of the memory: a multiple of `granularity_bytes`.
     pub size_bytes: u64,
-    /// What the GPU divides such memory into.
+    /// The unit in which the GPU allocates such memory.
     pub granularity_bytes: u64,
     /// The number that it was [sealed](crate::SharedBuffer::seal) with.
     pub generation: u64,
-    /// The digest of the elements' bytes; see [`SharedBuffer::seal`](crate::SharedBuffer::seal). Zero of memory that may change.
+    /// The digest of the elements' bytes; see [`SharedBuffer::seal`](crate::SharedBuffer::seal). Zero for memory that may change.
     pub digest: u64,
-    /// Whether it may change: it passes from one process to the next, and was never sealed.
+    /// Whether the memory may change: it is passed from one process to the next, and never sealed.
     pub is_mutable: bool,
 }
 
-/// An element type's name, cut to the header's room.
+/// An element type's name, truncated to fit the header.
 fn name_of<T>() -> &'static str {
     let name = type_name::<T>();
     let end = (0..=NAME_BYTES.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
@@ -63,7 +63,7 @@ fn element(name: &str, bytes: u32, alignment: u32) -> String {
     format!("`{name}` ({bytes} bytes, aligned to {alignment})")
 }
 
-/// As `nvidia-smi -L` writes it.
+/// A device's name in the format of `nvidia-smi -L`.
 fn device(kind: DeviceKind, uuid: &[u8; 16]) -> String {
     if kind == DeviceKind::Host {
         return "a host device".to_owned();
@@ -78,7 +78,7 @@ fn device(kind: DeviceKind, uuid: &[u8; 16]) -> String {
 }
 
 impl SharedInfo {
-    /// Of `len` elements of a type, not sealed yet.
+    /// The description of `len` elements of a type, not sealed yet.
     pub(super) fn of<T: Element>(kind: DeviceKind, uuid: [u8; 16], len: u64) -> Self {
         SharedInfo {
             kind,
@@ -95,7 +95,7 @@ impl SharedInfo {
         }
     }
 
-    /// Rejects memory other than the expected.
+    /// Rejects memory that is not as expected.
     pub(super) fn check(&self, expected: &SharedInfo) -> Result<(), SharedProblem> {
         let SharedInfo { kind, uuid, len, generation, is_mutable, .. } = expected;
         if self.is_mutable && !is_mutable {
@@ -214,7 +214,7 @@ impl SharedInfo {
     }
 }
 
-/// What is left of a header.
+/// The unread rest of a header.
 struct Fields<'b>(&'b [u8]);
 
 impl Fields<'_> {
@@ -287,7 +287,7 @@ mod tests {
             prop_assert_eq!(SharedInfo::from_bytes(&info.to_bytes()), Ok(info));
         }
 
-        /// Arbitrary bytes, and real headers of which a few bytes were changed.
+        /// Arbitrary bytes, and real headers with a few bytes changed.
         #[test]
         fn any_bytes_are_a_header_or_refused(
             info in infos(),

@@ -1,7 +1,7 @@
-//! Memory that one process after the other may write: for `gpu-await-worker`, whose supervisor says which one may.
+//! Memory that one process after another may write: for `gpu-await-worker`, whose supervisor decides which one.
 //!
-//! Its header is sealed from the beginning, so that nobody's import trusts what somebody may change, and says that the memory is not:
-//! [`Device::import_shared`] refuses it, and [`import`] refuses what is sealed.
+//! Its header is sealed from the beginning, so no import trusts a header that may change, and says that the memory is mutable:
+//! [`Device::import_shared`] refuses it, and [`import`] refuses sealed memory.
 
 use std::os::fd::AsFd;
 
@@ -18,10 +18,10 @@ use crate::runtime::coop;
 use crate::thread::role;
 use gpu_await_protocol::hazard::Mode;
 
-/// Says what the memory is, as `generation`, so that another process can [`import`] it after this one; returns its descriptors.
+/// Writes the memory's header, as `generation`, so that another process can [`import`] it after this one; returns its descriptors.
 ///
 /// # Errors
-/// Part of it was never written: the next process could not tell; no descriptor is left; it was handed over before, or sealed.
+/// Part of it was never written, which the next process could not know; no descriptor is left; it was already handed over or sealed.
 pub fn hand_over<T: Element>(
     memory: &SharedBuffer<T>,
     generation: u64,
@@ -32,10 +32,10 @@ pub fn hand_over<T: Element>(
     memory.descriptors()
 }
 
-/// Maps memory that was [handed over](hand_over), for writing. Ready proves that it is mapped, and nothing of its contents.
+/// Maps memory that was [handed over](hand_over), for writing. Ready proves that it is mapped, and nothing about its contents.
 ///
 /// # Safety
-/// Until this mapping, and all work that uses it, is gone, no other process uses the memory, nor does another mapping of this one.
+/// As long as this mapping exists or any work uses it, no other process uses the memory, and no other mapping in this process does.
 ///
 /// # Errors
 /// As [`Device::import_shared`].
@@ -62,7 +62,7 @@ pub async unsafe fn import<T: Element>(
     imported.await?
 }
 
-/// Computes the digest of what is there now.
+/// Computes the digest of the current contents.
 ///
 /// # Errors
 /// As [`Device::import_shared`].
@@ -73,7 +73,7 @@ pub async fn digest<T: Element>(device: &Device, memory: &SharedBuffer<T>) -> Re
 /// Resolves when every use of the memory so far is complete.
 ///
 /// # Errors
-/// What should have written it failed; the device is lost.
+/// Its producer failed; the device is lost.
 pub fn settled<T: Element>(memory: &SharedBuffer<T>) -> Result<Op<()>> {
     let (uses, on) = before_host("settled", &memory.span(), Mode::ReadWrite)?;
     Ok(Op::behind_uses(uses, HostValue::Here((), on)))
