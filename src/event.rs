@@ -2,16 +2,16 @@
 //!
 //! | an event | is recorded by | and is |
 //! |---|---|---|
-//! | a mark | [`Stream::record`](crate::Stream::record) | a ticket; the marker behind it may serve others as well |
-//! | timed | [`Stream::record_timed`](crate::Stream::record_timed) | a ticket with a device time stamp |
-//! | made first | [`Event::record`], repeatedly | either of them: the last record counts |
-//! | part of a graph | [`Event::record_in`], in each launch | the launch's ticket, with a time stamp of its position in the graph |
+//! | a mark | [`Stream::record`](crate::Stream::record) | a ticket; its marker may be shared with other tickets |
+//! | timed | [`Stream::record_timed`](crate::Stream::record_timed) | a ticket with a device timestamp |
+//! | created first | [`Event::record`], repeatedly | either of the above: the last record counts |
+//! | part of a graph | [`Event::record_in`], in each launch | the launch's ticket, with a timestamp of its position in the graph |
 //! | interprocess | [`Event::record`], in any process that has it | the driver's own event |
 //!
 //! # Invariants
-//! 1. Recording again makes a new point: waits for the old one are unaffected (`recording_again_leaves_who_waits_for_the_first_point`).
-//! 2. Elapsed time never waits. A missing prerequisite is a typed error; they are checked in this order: timing, a record, completion, the
-//!    same device, the right way round (`elapsed_time_says_what_is_missing_in_order`, `a_start_behind_the_end_is_an_error`).
+//! 1. Recording again creates a new point: waits for the old one are unaffected (`recording_again_leaves_who_waits_for_the_first_point`).
+//! 2. Measuring elapsed time never waits. A missing prerequisite is a typed error; they are checked in this order: timing, a record,
+//!    completion, the same device, the right direction (`elapsed_time_says_what_is_missing_in_order`, `a_start_behind_the_end_is_an_error`).
 
 pub(crate) mod builder;
 pub(crate) mod interprocess;
@@ -44,7 +44,7 @@ pub struct Event {
     inner: Arc<Inner>,
 }
 
-/// Dropped in this order: the last holder of the engine drops the event pool with it.
+/// The fields are dropped in this order: the last holder of the engine drops the event pool with it.
 struct Inner {
     /// Where it was last recorded.
     last: Mutex<Option<Recorded>>,
@@ -59,18 +59,18 @@ struct Inner {
 #[derive(Clone)]
 pub(crate) struct Recorded {
     at: MarkedPoint,
-    /// The event that holds the time stamp.
+    /// The event that holds the timestamp.
     time: Option<EventHandle>,
 }
 
 impl Recorded {
-    /// The point with a marker that it has to itself.
+    /// A record at a point with a marker of its own.
     pub(crate) fn behind(at: MarkedPoint, timing: bool) -> Self {
         let own = at.marker.as_ref().filter(|_| timing);
         Recorded { time: own.map(|marker| marker.event.clone()), at }
     }
 
-    /// A mark in the middle of the operation that ends at the point.
+    /// A record in the middle of the operation that ends at the point.
     pub(crate) fn in_front_of(at: Point, node: Option<&Arc<EventNode>>) -> Self {
         Recorded { at: at.into(), time: node.map(|node| node.event().clone()) }
     }
@@ -79,19 +79,19 @@ impl Recorded {
 /// An event that several processes share.
 struct Interprocess {
     event: Arc<SharedEvent>,
-    /// Our own stream that waits for the event, so that a ticket informs the host.
+    /// A stream of this crate that waits for the event, so that the host can wait for a ticket.
     observer: OnceLock<Arc<StreamHandle>>,
 }
 
 /// Something to wait for on a stream.
 pub(crate) enum Mark {
     Point(MarkedPoint),
-    /// Whatever is recorded last when the wait is submitted.
+    /// The last record at the time when the wait is submitted.
     Shared(Arc<SharedEvent>),
 }
 
 impl Event {
-    /// An event that was recorded already.
+    /// An event that is already recorded.
     pub(crate) fn recorded(engine: &Arc<Engine>, at: MarkedPoint, timing: bool) -> Self {
         let engine = engine.clone();
         let options = EventOptions { timing, ..EventOptions::default() };
@@ -115,11 +115,10 @@ impl Event {
         Event::unrecorded(engine, options, Some(event))
     }
 
-    /// Resolves when the stream has passed the point that was recorded last. Ready proves *complete on the
-    /// device*.
+    /// Resolves when the stream has passed the last recorded point. Ready proves *complete on the device*.
     ///
     /// # Blocking
-    /// No; but the first call for an interprocess event makes a stream, as [`Device::stream`](crate::Device::stream) does.
+    /// No; but the first call for an interprocess event creates a stream, as [`Device::stream`](crate::Device::stream) does.
     ///
     /// # Errors
     /// The loss of the device.
@@ -134,25 +133,25 @@ impl Event {
         }
     }
 
-    /// Asks the device whether the stream has passed the point that was recorded last. Never blocks. Inside a
-    /// host function the answer is what is known, and the poller asks.
+    /// Queries whether the stream has passed the last recorded point. Never blocks. Inside a host function it
+    /// answers from known state, and the poller queries.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         match &self.inner.shared {
-            // A failed query: nothing more will happen.
+            // A failed query counts as complete: nothing more will happen.
             Some(shared) => !matches!(shared.event.query(), Ok(Query::Pending)),
             None => self.done().is_complete(),
         }
     }
 
-    /// Blocks the calling thread until the stream has passed the point that was recorded last.
+    /// Blocks the calling thread until the stream has passed the last recorded point.
     ///
     /// # Blocking
-    /// Yes: not from async code; `event.done().await` there. The thread polls for a moment and then sleeps;
-    /// with [`blocking_sync`](builder::EventBuilder::blocking_sync) it sleeps at once.
+    /// Yes: in async code use `event.done().await` instead. The thread polls briefly and then sleeps; with
+    /// [`blocking_sync`](builder::EventBuilder::blocking_sync) it sleeps at once.
     ///
     /// # Errors
-    /// The loss of the device; the calling thread would deadlock.
+    /// The loss of the device; a thread that would deadlock.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let mut done = self.done();
@@ -167,8 +166,8 @@ impl Event {
     /// # Errors
     /// Checked in this order: [`ErrorDetail::Event`] with [`EventProblem::Untimed`],
     /// [`EventProblem::Unrecorded`] or [`EventProblem::Incomplete`] (it does not wait);
-    /// [`ErrorDetail::WrongDevice`] if the two are of different devices; [`EventProblem::BehindEnd`] if the
-    /// device reached `self` before `start`.
+    /// [`ErrorDetail::WrongDevice`] if the two belong to different devices; [`EventProblem::BehindEnd`] if
+    /// the device reached `self` before `start`.
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.
@@ -206,17 +205,17 @@ impl Event {
         }
     }
 
-    /// Returns the event's handle for another process of the same machine: plain bytes, to be sent there by
-    /// any means and opened with [`Device::import_event`](crate::Device::import_event).
+    /// Returns the event's handle for another process on the same machine: plain bytes, to be sent by any
+    /// means and opened with [`Device::import_event`](crate::Device::import_event).
     ///
     /// # Ownership
-    /// This event must live while the other process uses its own.
+    /// This event must live as long as the other process uses its own.
     ///
     /// # Blocking
-    /// For a call of the driver.
+    /// For one driver call.
     ///
     /// # Errors
-    /// [`EventProblem::NotInterprocess`]; an error of the driver.
+    /// [`EventProblem::NotInterprocess`]; a driver error.
     ///
     /// # Source
     /// `cuIpcGetEventHandle`.
@@ -258,7 +257,7 @@ impl Event {
         }
     }
 
-    /// Its record as a graph node; none if it is not timed.
+    /// Its record as a graph node; `None` if it is not timed.
     pub(crate) fn node(&self) -> Result<Option<&Arc<EventNode>>> {
         let Inner { node, engine, options, .. } = &*self.inner;
         if !options.timing {
@@ -271,7 +270,7 @@ impl Event {
         Ok(Some(node.get_or_init(|| EventNode::new(event))))
     }
 
-    /// Makes one of our streams wait for the driver's event; its ticket then informs the host.
+    /// Makes the observer stream wait for the driver's event, so that the host can wait for a ticket.
     #[track_caller]
     fn observe(&self, shared: &Interprocess) -> Result<Op<()>> {
         role::check("submitting work")?;
@@ -294,7 +293,7 @@ impl Event {
         Ok(Op::pending(&stream.state, ticket, HostValue::here(())))
     }
 
-    /// The mark that a stream waits for; none if it was never recorded.
+    /// The mark that a stream waits for; `None` if the event was never recorded.
     pub(crate) fn mark(&self) -> Option<Mark> {
         if let Some(shared) = &self.inner.shared {
             return Some(Mark::Shared(shared.event.clone()));

@@ -1,17 +1,17 @@
 //! [`GrowableBuffer`]: device memory that grows and shrinks where it is.
 //!
-//! | elements | are | reading them |
+//! | elements | are | can be read |
 //! |---|---|---|
 //! | below `len` | memory like any other | once they are written |
-//! | from `len` on, committed | memory that a shrink could not take back, or the rest of a step | [`OutOfBounds`](ErrorDetail::OutOfBounds) |
-//! | from there on, reserved | addresses | the same |
+//! | from `len` on, committed | memory that a shrink could not take back, or the rest of a step | never: [`OutOfBounds`](ErrorDetail::OutOfBounds) |
+//! | from there on, reserved | addresses without memory | likewise |
 //!
 //! # Invariants
-//! 1. Every view ends at `len`, behind which nothing new is submitted, and in front of which all is committed
-//!    (`random_growth_beside_a_model`).
-//! 2. What was cut off is unwritten when it is part of the buffer again (`what_was_cut_off_is_unwritten`).
-//! 3. A step goes when nobody uses it or may use it again (`a_step_in_use_stays`, `a_compiled_list_keeps_its_steps`,
-//!    `a_detached_loan_keeps_its_steps`).
+//! 1. Every view ends at `len`: no new work touches memory behind it, and all memory in front of it is
+//!    committed (`random_growth_beside_a_model`).
+//! 2. Memory that was cut off is unwritten when it becomes part of the buffer again (`what_was_cut_off_is_unwritten`).
+//! 3. A step is removed only when nothing uses it or may use it again (`a_step_in_use_stays`,
+//!    `a_compiled_list_keeps_its_steps`, `a_detached_loan_keeps_its_steps`).
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -38,12 +38,12 @@ use crate::thread::worker::{Unwanted, package};
 /// `len` elements of type `T` in device memory that grows and shrinks in place: its addresses are reserved once, and memory comes and goes in
 /// steps of the GPU's granularity, 2 MiB.
 ///
-/// Made by [`Device::growable`]. It is passed to operations like a [`DeviceBuffer`], with the same rules of ordering, errors and drops. The address of
-/// an element never changes, contents stay, and work that was submitted goes on undisturbed. For caches and tables that grow while kernels use
+/// Created by [`Device::growable`]. It is passed to operations like a [`DeviceBuffer`], with the same rules for ordering, errors and drops. The
+/// address of an element never changes, contents stay, and submitted work goes on undisturbed. It suits caches and tables that grow while kernels use
 /// them: nothing is copied.
 ///
 /// # Ownership
-/// Dropped, it goes when every use on every stream is complete, its addresses with it.
+/// After a drop, its memory and addresses are freed when every use on every stream is complete.
 ///
 /// # Examples
 /// ```
@@ -63,34 +63,34 @@ use crate::thread::worker::{Unwanted, package};
 /// # Ok::<(), gpu_await::Error>(()) }).unwrap();
 /// ```
 pub struct GrowableBuffer<T> {
-    /// All of the range, of which its length is what may be used.
+    /// A buffer over the whole range, whose length is the part that may be used.
     buffer: DeviceBuffer<T>,
-    /// The buffer's memory has it: it is not to be unmapped where this is dropped.
+    /// Weak, because the buffer's memory owns it: it must not be unmapped on the thread that drops this.
     range: Weak<AddressRange>,
-    /// For how much of the range a commit was completed, and no decommit was begun.
+    /// How much of the range has been committed, without the part for which a decommit has begun.
     committed: u64,
     reserved_len: usize,
-    /// The device's default stream, for which room is made.
+    /// The device's default stream, on whose behalf memory is claimed.
     stream: Weak<StreamState>,
 }
 
 impl Device {
-    /// Reserves addresses for a buffer that may grow to `reserve_len` elements, and has none yet. Puts nothing on a stream.
+    /// Reserves addresses for a buffer that starts empty and may grow to `reserve_len` elements. Puts nothing on a stream.
     ///
     /// # Shapes and units
-    /// Addresses cost nothing: no part of the limit, no memory. What is [committed](GrowableBuffer::committed_bytes) counts in
-    /// [`MemoryInfo::allocated_bytes`](crate::MemoryInfo), beside the device's pool. It draws from a [reservation](Device::reserve) what it [grew with](crate::Reservation::grow) it, and takes nothing from
-    /// others.
+    /// Addresses take no memory and do not count in the limit. [Committed](GrowableBuffer::committed_bytes) memory, which is outside the device's
+    /// pool, counts in [`MemoryInfo::allocated_bytes`](crate::MemoryInfo). Growth [with a reservation](crate::Reservation::grow) draws from that
+    /// [reservation](Device::reserve); other growth takes nothing from reservations.
     ///
     /// # Blocking
-    /// No executor's thread: the driver's calls are made on a thread of this crate.
+    /// Blocks no executor thread: the driver calls are made on a thread of this crate.
     ///
     /// # Cancel safety
-    /// Dropped, the future leaves nothing.
+    /// Dropping the future leaves nothing behind.
     ///
     /// # Errors
-    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`], also where there are not so many addresses in a row; a
-    /// device that is lost or closed; inside a host function.
+    /// [`ErrorDetail::Unsupported`]: a GPU without such memory; [`ErrorDetail::TooLarge`], also if there are not enough contiguous addresses; a
+    /// lost or closed device; inside a host function.
     ///
     /// # Source
     /// `cuMemAddressReserve`, `cuMemGetAllocationGranularity`; `mmap(2)`.
@@ -106,7 +106,7 @@ impl Device {
         let reserving = move || AddressRange::reserve(&engine, bytes as u64);
         let range =
             on_errands(self.engine(), reserving).await.map_err(|error| match error.kind() {
-                // Of addresses: it asks for no memory.
+                // Out of addresses: no memory was requested.
                 ErrorKind::OutOfMemory => {
                     ErrorDetail::TooLarge { len: reserve_len, element_bytes }.into()
                 }
@@ -120,7 +120,7 @@ impl Device {
 }
 
 impl<T: Element> GrowableBuffer<T> {
-    /// How much memory it has, in bytes: whole steps.
+    /// How many bytes of memory it has, in whole steps.
     #[must_use]
     pub fn committed_bytes(&self) -> u64 {
         self.range().committed()
@@ -150,16 +150,16 @@ impl<T: Element> GrowableBuffer<T> {
     /// proves that operations may use them.
     ///
     /// # Blocking
-    /// No executor's thread. The driver's calls, some 50 µs for 2 MiB, are made by the device's thread for such calls, one after another; launches of other
-    /// threads go in between.
+    /// Blocks no executor thread. The driver calls, some 50 µs per 2 MiB, are made one after another on the device's thread for such calls; launches
+    /// of other threads can go in between.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the length as it was; memory that it made stays for the next growth, or until it is [shrunk](Self::shrink).
+    /// Dropping the future leaves the length unchanged; memory committed so far stays for the next growth, or until a [shrink](Self::shrink).
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, when all that streams keep and the pool does not use was returned: it waits
-    /// neither for work that still uses freed memory nor for [reservations](Device::reserve), as [`Reservation::grow`](crate::Reservation::grow) does; a
-    /// device that is lost or closed; inside a host function. The length is as before then.
+    /// [`ErrorDetail::OutOfBounds`]: more than is reserved. Out of memory, even after everything that streams keep and the pool does not use was
+    /// returned: unlike [`Reservation::grow`](crate::Reservation::grow), it waits neither for work that still uses freed memory nor for
+    /// [reservations](Device::reserve); a lost or closed device; inside a host function. The length is then unchanged.
     ///
     /// # Source
     /// `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`.
@@ -169,7 +169,7 @@ impl<T: Element> GrowableBuffer<T> {
         async move { self.grow_from(None, len).await.map_err(|error| error.called_at(at)) }
     }
 
-    /// [`grow`](Self::grow) by memory that is drawn from `allowance`.
+    /// [`grow`](Self::grow) with memory drawn from `allowance`.
     pub(crate) async fn grow_from(
         &mut self,
         allowance: Option<&Arc<Allowance>>,
@@ -190,7 +190,7 @@ impl<T: Element> GrowableBuffer<T> {
         let to = range.in_steps(len as u64 * size_of::<T>() as u64);
         if to > self.committed {
             range.want(to);
-            // Without streams there is no device any more.
+            // If the stream is gone, the device is closed.
             let stream = self.stream.upgrade().ok_or_else(|| engine.closed())?;
             let allowance = allowance.cloned();
             on_errands(&engine, move || range.commit(&stream, to, allowance)).await?;
@@ -200,23 +200,23 @@ impl<T: Element> GrowableBuffer<T> {
         Ok(())
     }
 
-    /// Makes it at most `len` elements long, at once, and takes back the memory behind them, from the end on, up to the last step that is in use: by work that is not
-    /// complete, by a [graph](crate::Graph) that was compiled with it, or by a [detached loan](crate::MemoryLoan::detach). It waits for none of these; ready
-    /// says how many bytes were taken back. Called again later, with the same length or less, it takes what is free by then. Puts nothing on a stream.
+    /// Shortens it to at most `len` elements at once, and frees the memory behind them, from the end down to the last step in use: by work that is
+    /// not complete, by a [graph](crate::Graph) that was compiled with it, or by a [detached loan](crate::MemoryLoan::detach). It waits for none of
+    /// these; the value is the number of bytes freed. To free more later, call it again with the same length or less. Puts nothing on a stream.
     ///
-    /// What is cut off cannot be read after a growth either, before it is written.
+    /// Elements that were cut off must be written before they can be read, even after a growth.
     ///
     /// # Ownership
-    /// Work with [untracked](crate::View::untracked) views of what is cut off is complete, as before a drop.
+    /// Work with [untracked](crate::View::untracked) views of the elements cut off must be complete, as before a drop.
     ///
     /// # Blocking
     /// As [`grow`](Self::grow).
     ///
     /// # Cancel safety
-    /// Dropped before its first poll, it does nothing; after that, it goes on.
+    /// Dropped before its first poll, the future does nothing; after that, the shrink goes on.
     ///
     /// # Errors
-    /// A driver's refusal; a device that is lost or closed; inside a host function.
+    /// A driver refusal; a lost or closed device; inside a host function.
     ///
     /// # Source
     /// `cuMemUnmap`.
@@ -229,12 +229,12 @@ impl<T: Element> GrowableBuffer<T> {
         let in_use = self.buffer.cut_off();
         let range = self.range();
         let to = range.in_steps(in_use);
-        // From here on a growth commits it again.
+        // From here on a growth must commit it again.
         self.committed = self.committed.min(to);
         range.want(self.committed);
         on_errands(&engine, move || {
-            // SAFETY: `cut_off` found no use behind it, and there can be no new one: operations use views, which end in front of it until a
-            // growth has wanted and committed it again.
+            // SAFETY: `cut_off` found no use behind `to`, and there can be no new one: operations use views, which end in front of `to`
+            // until a growth has wanted and committed the memory again.
             unsafe { range.decommit(to) }
         })
         .await
@@ -242,14 +242,14 @@ impl<T: Element> GrowableBuffer<T> {
 }
 
 impl Reservation {
-    /// Makes a [growable buffer](Device::growable) at least `len` elements long, as [`grow`](GrowableBuffer::grow) does, with memory that draws from the reservation: the steps that it
-    /// has not yet. For a service that grows when it is its turn: reserve what is missing, grow, drop the reservation. Until then a step that a
-    /// [`shrink`](GrowableBuffer::shrink) takes back is the reservation's again.
+    /// Makes a [growable buffer](Device::growable) at least `len` elements long, like [`grow`](GrowableBuffer::grow), with the missing steps drawn
+    /// from the reservation. For a service that takes turns: reserve the missing bytes, grow, drop the reservation. Until then a step that a
+    /// [`shrink`](GrowableBuffer::shrink) frees returns to the reservation.
     ///
-    /// It waits until freed memory that it needs is complete on the device, also under [`Pressure::Wait`](crate::Pressure::Wait).
+    /// It waits until freed memory that it needs is no longer in use on the device, even under [`Pressure::Wait`](crate::Pressure::Wait).
     ///
     /// # Shapes and units
-    /// Steps are of 2 MiB: reserve the bytes of `len`, rounded up to whole steps, less [`committed_bytes`](GrowableBuffer::committed_bytes).
+    /// Steps are 2 MiB: reserve the bytes of `len`, rounded up to whole steps, minus [`committed_bytes`](GrowableBuffer::committed_bytes).
     ///
     /// # Blocking
     /// As [`grow`](GrowableBuffer::grow).
@@ -308,7 +308,7 @@ impl Reservation {
     }
 }
 
-/// Whether what a growth lacks is in use by work, or kept by streams.
+/// Whether memory that a growth lacks may be in use by work, or kept by streams.
 fn comes_free(error: &Error) -> bool {
     matches!(
         error.detail(),
@@ -322,13 +322,13 @@ async fn on_errands<R: Send + 'static>(
     engine: &Arc<Engine>,
     work: impl FnOnce() -> Result<R> + Send + 'static,
 ) -> Result<R> {
-    // In the child of a fork, nobody does its parent's errands.
+    // In the child of a fork, no thread does the parent's errands.
     engine.check_open()?;
     let (task, result) = package(Process::remembered(), Unwanted::IsDone, work);
     engine.errand(move |_| task());
     match result.await {
         Ok(result) => result,
-        // It was left out.
+        // The errand was dropped.
         Err(error) => Err(engine.check_open().err().unwrap_or(error)),
     }
 }
@@ -373,7 +373,7 @@ mod tests {
     use crate::device::Device;
     use crate::memory::range::AddressRange;
 
-    /// A shrink whose errand comes behind that of the growth after it.
+    /// A shrink whose errand runs after that of a later growth.
     #[test]
     fn a_late_shrink_takes_nothing() {
         let device = Device::host();

@@ -1,7 +1,7 @@
 //! [`Stream`]: an ordered queue of work on a device. Its operations are in [`verbs`].
 #![forbid(unsafe_code)]
 
-// In the order in which rustdoc shows the methods that they add.
+// In the order in which rustdoc shows their methods.
 pub(crate) mod verbs;
 
 pub(crate) mod staged;
@@ -36,29 +36,29 @@ use crate::thread::worker::Unwanted;
 /// An ordered queue of work on a device: work on one stream runs in program order, and streams run side by
 /// side.
 ///
-/// Every verb puts its work on the stream *before it returns* and returns a future, [`Op`], that
-/// only observes. Say `.queued()?` where device order is enough, `.await` where the host needs the
-/// result. Work on memory that another stream uses is ordered behind that use, on the device.
+/// Every verb puts its work on the stream *before it returns* and returns a future, [`Op`], that only
+/// observes. Use `.queued()?` where device order is enough, `.await` where the host needs the result. Work on
+/// memory that another stream uses is ordered behind that use, on the device.
 ///
-/// Give each logical unit of work a stream of its own, and launch critical work as early as its dependencies
-/// allow. Streams run at once where the device has room for both: a kernel that fills it leaves none, and
-/// small ones may be over before the next is launched.
+/// Give each logical unit of work its own stream, and launch critical work as early as its dependencies
+/// allow. Streams run concurrently where the device has room: a kernel that fills the device leaves none, and
+/// small kernels may end before the next is launched.
 ///
-/// Cheap to clone, `Send + Sync`; threads may share it, and their submissions take turns. Dropping it with
-/// work pending lets the work finish.
+/// Cheap to clone, `Send + Sync`; threads may share it, and their submissions are serialized. If it is
+/// dropped with work pending, the work still finishes.
 ///
 /// # Blocking
 /// The driver queues about a thousand launches per stream. The next call for that stream then blocks in the
-/// driver until one of them completes, and while a thread is blocked there, the driver also holds up every
-/// call *for other streams* that has to create something:
+/// driver until one of them completes, and while a thread is blocked there, the driver also blocks every call
+/// *for other streams* that must create something:
 ///
 /// | call | what is created | instead |
 /// |---|---|---|
 /// | [`Device::stream`](crate::Device::stream), [`Device::streams`](crate::Device::streams), [`fork`](Self::fork), the first [`Device::thread_stream`](crate::Device::thread_stream) of a thread | a stream | make streams when the program starts |
 /// | [`host_fn`](Self::host_fn) | a callback | await, and run the function in the task |
-/// | [`record_timed`](Self::record_timed), [`timed`](Self::timed) | an event, if more measure time at once than are in stock | [`record_timed_async`](Self::record_timed_async) |
-/// | a [`record`](Self::record), a [`wait`](Self::wait) or a launch that needs an event | an event, if more are in use than are in stock | drop events that are complete |
-/// | [`pinned`](Self::pinned), [`upload`](Self::upload), [`download`](Self::download), [`download_vec`](Self::download_vec) above 1 MiB, the first of a size | pinned memory | [`Device::pinned_async`](crate::Device::pinned_async), taken beforehand and lent; the staged copies |
+/// | [`record_timed`](Self::record_timed), [`timed`](Self::timed) | an event, if all spare timed events are in use | [`record_timed_async`](Self::record_timed_async) |
+/// | a [`record`](Self::record), a [`wait`](Self::wait) or a launch that needs an event | an event, if all spare events are in use | drop events that are complete |
+/// | [`pinned`](Self::pinned), [`upload`](Self::upload), [`download`](Self::download), [`download_vec`](Self::download_vec) above 1 MiB, the first of a size | pinned memory | [`Device::pinned_async`](crate::Device::pinned_async) beforehand, then lend the buffer; the staged copies |
 /// | [`Module::load`](crate::Module::load), [`Module::load_blocking`](crate::Module::load_blocking), `load` of a declared kernel | loaded code | load before serving |
 ///
 /// Everything else proceeds: launches, copies and fills on other streams, awaits,
@@ -79,12 +79,12 @@ use crate::thread::worker::Unwanted;
 pub struct Stream {
     handle: Arc<StreamHandle>,
     home: Arc<Home>,
-    /// The error of a scope whose stream could not be ordered behind the current one: the stream refuses
+    /// Set if a scope's stream could not be ordered behind the current one: the error with which it refuses
     /// work.
     refused: Option<Error>,
-    /// A pool's stream: the permit that this handle and its clones hold.
+    /// For a pool's stream: the permit that this handle and its clones hold.
     lease: Option<Arc<Lease>>,
-    /// A reservation's stream: the budget that allocations of this handle and its clones draw from.
+    /// For a reservation's stream: the budget that allocations of this handle and its clones draw from.
     allowance: Option<Arc<Allowance>>,
 }
 
@@ -116,7 +116,7 @@ impl Stream {
         Stream { handle, home, refused: None, lease: None, allowance: None }
     }
 
-    /// A handle of the same stream through which it refuses work with `error`.
+    /// A handle of the same stream that refuses work with `error`.
     pub(crate) fn refusing(mut self, error: Error) -> Self {
         self.refused = Some(error);
         self
@@ -127,7 +127,7 @@ impl Stream {
         Stream { refused: None, lease: Some(Arc::new(lease)), ..self.clone() }
     }
 
-    /// A handle of the same stream whose allocations draw from that.
+    /// A handle of the same stream whose allocations draw from `allowance`.
     pub(crate) fn drawing_from(&self, allowance: Arc<Allowance>) -> Self {
         Stream { allowance: Some(allowance), ..self.clone() }
     }
@@ -163,8 +163,8 @@ impl Stream {
         Op::pending(&self.handle.state, self.handle.state.tail(), HostValue::here(()))
     }
 
-    /// Asks the device whether everything submitted so far is complete. Inside a host function the answer is
-    /// what is known, and the poller asks; a stream that is shared with other libraries then counts as busy.
+    /// Queries whether everything submitted so far is complete. Inside a host function it answers from known
+    /// state, and the poller queries; a stream that is shared with other libraries then counts as busy.
     ///
     /// # Blocking
     /// Only if the stream is shared with other libraries and its queue is full.
@@ -180,10 +180,10 @@ impl Stream {
     /// Blocks the calling thread until everything submitted so far is complete.
     ///
     /// # Blocking
-    /// Yes: not from async code; `stream.done().await` there.
+    /// Yes: in async code use `stream.done().await` instead.
     ///
     /// # Errors
-    /// The loss of the device; the calling thread would deadlock.
+    /// The loss of the device; a thread that would deadlock.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         role::check("a blocking wait").here()?;
@@ -192,15 +192,15 @@ impl Stream {
 
     // ---- fork and join --------------------------------------------------------------------
 
-    /// Makes `n` streams in this one's [partition](Self::in_partition), with its priority and relation to the [legacy default
-    /// stream](crate::Device::legacy_stream), each ordered behind everything submitted here so far. The host
-    /// does not wait.
+    /// Creates `n` streams in this one's [partition](Self::in_partition), with the same priority and relation to the [legacy
+    /// default stream](crate::Device::legacy_stream), each ordered behind everything submitted here so far. The host does not
+    /// wait.
     ///
     /// # Blocking
     /// As [`Device::stream`](crate::Device::stream): fork when the program starts, and reuse the branches.
     ///
     /// # Errors
-    /// A device that is lost or closed; [`ErrorDetail::Unsupported`]: an adopted stream of another library's green context.
+    /// A lost or closed device; [`ErrorDetail::Unsupported`]: an adopted stream of another library's green context.
     ///
     /// # Examples
     /// ```
@@ -280,20 +280,20 @@ impl Stream {
 
     /// Returns how many operations were submitted so far: the ticket of the last one. The launch of a
     /// [`Graph`](crate::Graph) counts as one, and so does each list of a [replayed batch](Self::replay),
-    /// however it is launched; any other batch counts each operation of its closure.
+    /// however it is launched; in any other batch each operation counts.
     #[must_use]
     pub fn submitted(&self) -> u64 {
         self.handle.state.progress.timeline.submitted()
     }
 
-    /// Returns how many operations are known to be complete; the number lags until the device is asked.
+    /// Returns how many operations are known to be complete; the number lags until the device is queried.
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.handle.state.progress.timeline.completed()
     }
 
-    /// Asks the device how many operations are in flight, counted as by [`submitted`](Self::submitted). Never
-    /// blocks. Inside a host function the answer is what is known, and the poller asks. After the loss of the
+    /// Queries how many operations are in flight, counted as by [`submitted`](Self::submitted). Never blocks.
+    /// Inside a host function it answers from known state, and the poller queries. After the loss of the
     /// device it keeps its last value.
     #[must_use]
     pub fn backlog(&self) -> u64 {
@@ -307,12 +307,12 @@ impl Stream {
     ///
     /// A launch of a [`Graph`](crate::Graph), or a list of a [replayed batch](Self::replay), is one
     /// operation. Launched as a graph it also counts once towards the driver's thousand; launched one by one
-    /// ([`Report::plain`](crate::Report::plain)) it counts each of its launches: where that is the rule,
-    /// `max` times the launches of a list should stay below a thousand.
+    /// ([`Report::plain`](crate::Report::plain)), each of its launches counts: where that is common, `max`
+    /// times the launches of a list should stay below a thousand.
     ///
     /// Progress is known in steps, which end wherever the program awaits, records or waits, and at each call
-    /// of this method: called before each piece of work, it waits no longer than it must. Operations queued
-    /// without a pause form one step, of up to 128.
+    /// of this method: called before each piece of work, it waits no longer than necessary. Operations queued
+    /// without a pause form a single step of up to 128.
     ///
     /// # Errors
     /// The loss of the device.
@@ -342,7 +342,7 @@ impl Stream {
         self.handle.state.driver.options().priority
     }
 
-    /// Asks the driver whether the stream ignores the [legacy default stream](crate::Device::legacy_stream).
+    /// Queries whether the stream ignores the [legacy default stream](crate::Device::legacy_stream).
     ///
     /// # Errors
     /// The loss of the device.
@@ -355,7 +355,7 @@ impl Stream {
         blocking.map(|blocking| !blocking).map_err(|code| self.handle.state.refused(code))
     }
 
-    /// Returns the stream's name, if it was given one.
+    /// Returns the stream's name, if it has one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.handle.state.driver.name()
@@ -364,11 +364,11 @@ impl Stream {
     /// Takes a pinned host buffer of `len` zeros from the device's pool.
     ///
     /// # Blocking
-    /// Zeroing takes about 0.1 ms per MiB; a buffer that comes back from a copy can be reused without. Up to
-    /// 1 MiB, the buffer is cut from a slab of 2 MiB. The device registers the first slab in the background
-    /// when it is opened, and the next one when no whole MiB is left in one piece: a call registers memory
-    /// itself only if more was taken in the meantime. Above 1 MiB, the first buffer of each size is
-    /// registered by the call: that takes 0.2 to 6 ms per MiB, and waits while another stream's [queue is
+    /// Zeroing takes about 0.1 ms per MiB; a buffer that comes back from a copy can be reused without
+    /// zeroing. Up to 1 MiB, the buffer is cut from a slab of 2 MiB. The device registers the first slab in
+    /// the background when it is opened, and the next one when no contiguous MiB is left: a call registers
+    /// memory itself only if more was taken in the meantime. Above 1 MiB, the call registers the first buffer
+    /// of each size: that takes 0.2 to 6 ms per MiB, and waits while another stream's [queue is
     /// full](Self#blocking).
     ///
     /// # Errors
@@ -388,13 +388,13 @@ impl Stream {
         &self.handle
     }
 
-    /// For a batch.
+    /// A queue for a batch.
     #[track_caller]
     pub(crate) fn queue(&self) -> Queue<'_> {
         self.queue_for(false)
     }
 
-    /// For a single verb, whose caller calls this.
+    /// A queue for a single verb, at its caller's line.
     #[track_caller]
     #[inline]
     pub(crate) fn queue_of_one(&self) -> Queue<'_> {
@@ -411,8 +411,8 @@ impl Stream {
 
     /// The point behind everything submitted so far, with an event.
     pub(crate) fn mark(&self) -> Result<MarkedPoint> {
-        // First of all: submitting takes the stream's lock, whose holder may be in a full queue that waits
-        // for the caller.
+        // Checked first: submitting takes the stream's lock, whose holder may be blocked in a full queue that
+        // waits for the caller.
         role::check("submitting work")?;
         self.engine().check_open()?;
         if let Some(error) = &self.refused {
@@ -423,7 +423,7 @@ impl Stream {
         Ok(MarkedPoint { point, marker: self.handle.state.event_behind(ticket)? })
     }
 
-    /// The same, with a time stamp.
+    /// The same, with a timestamp.
     #[track_caller]
     pub(crate) fn mark_timed(&self) -> Result<MarkedPoint> {
         let at = self.queue_of_one().mark_in_queue("record_timed", true)?;
@@ -431,7 +431,7 @@ impl Stream {
         Ok(at)
     }
 
-    /// Orders later work behind `marks`, which were looked up for it.
+    /// Orders later work behind `marks`.
     #[track_caller]
     pub(crate) fn wait_for(&self, marks: Result<MarkList>) -> Op<()> {
         let marks = match role::check("submitting work").and(marks) {
@@ -475,7 +475,7 @@ impl<T> Marks for Op<T> {
     }
 }
 
-/// By id: handles are never compared.
+/// Compares ids, not handles.
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
         self.id() == other.id()

@@ -26,7 +26,7 @@ pub(super) enum Writer<'s> {
 #[derive(Default)]
 pub(crate) struct GraphList {
     list: RefCell<List>,
-    /// The ID of the device whose streams launch it.
+    /// The id of the device whose streams launch it.
     home: u64,
     /// The parts of memory passed as arguments, which the caller borrows; allocations are identified by the address of their reference count.
     passed: Vec<(usize, Range<u64>)>,

@@ -1,4 +1,4 @@
-//! Events that are made first and recorded later.
+//! Events that are created first and recorded later.
 #![forbid(unsafe_code)]
 
 use super::{Event, Recorded};
@@ -21,7 +21,7 @@ pub struct EventBuilder<'d> {
 }
 
 impl Device {
-    /// Makes an event without timing, to be [recorded](Event::record) later.
+    /// Creates an event without timing, to be [recorded](Event::record) later.
     ///
     /// To record a point once, right away, [`Stream::record`] is shorter.
     #[must_use]
@@ -51,7 +51,7 @@ impl Device {
 }
 
 impl EventBuilder<'_> {
-    /// Whether the event takes a time stamp of the device; false by default.
+    /// Whether the event takes a device timestamp; false by default.
     ///
     /// # Source
     /// `CU_EVENT_DISABLE_TIMING`.
@@ -61,7 +61,7 @@ impl EventBuilder<'_> {
     }
 
     /// Whether a thread that [synchronizes](Event::synchronize) with the event sleeps at once instead of
-    /// polling for a moment first.
+    /// polling briefly first.
     ///
     /// # Source
     /// `CU_EVENT_BLOCKING_SYNC`.
@@ -71,7 +71,7 @@ impl EventBuilder<'_> {
     }
 
     /// Whether the event can be [exported](Event::export) to other processes. Such an event has no timing,
-    /// and awaiting it takes a stream of its own.
+    /// and awaiting it takes an extra stream.
     ///
     /// # Source
     /// `CU_EVENT_INTERPROCESS`.
@@ -83,12 +83,12 @@ impl EventBuilder<'_> {
     /// Makes the event.
     ///
     /// # Blocking
-    /// An interprocess event is made at once, and the driver makes none while any stream's
-    /// [queue is full](Stream#blocking). Others are made when they are first recorded.
+    /// An interprocess event is created at once, which blocks while any stream's [queue is
+    /// full](Stream#blocking). Others are created when they are first recorded.
     ///
     /// # Errors
-    /// [`EventProblem::InterprocessTimed`]; [`ErrorDetail::Unsupported`] for an interprocess event on
-    /// a device that has none, such as the host device; a device that is lost or closed.
+    /// [`EventProblem::InterprocessTimed`]; [`ErrorDetail::Unsupported`] for an interprocess event on a
+    /// device that does not support them, such as the host device; a lost or closed device.
     ///
     /// # Source
     /// `cuEventCreate`.
@@ -110,11 +110,11 @@ impl EventBuilder<'_> {
 }
 
 impl Event {
-    /// Records the event behind everything submitted to `stream` so far: from now on it stands for
-    /// that point. A wait for an earlier point of it still waits for that. The host does not wait.
+    /// Records the event behind everything submitted to `stream` so far: from now on it stands for that
+    /// point. Waits for an earlier point are unaffected. The host does not wait.
     ///
     /// # Blocking
-    /// As [`Stream::record`]; of a timed event, as [`Stream::record_timed`].
+    /// As [`Stream::record`]; for a timed event, as [`Stream::record_timed`].
     ///
     /// # Errors
     /// [`ErrorDetail::WrongDevice`]: a stream of another device. A device that is lost or closed.
@@ -127,13 +127,13 @@ impl Event {
     }
 
     /// Records the event behind everything put on `queue` so far, as [`record`](Self::record). In the closure of
-    /// [`replay`](Stream::replay) it ends the list of launches, because each run records another point; a graph has a
-    /// node for it.
+    /// [`replay`](Stream::replay) this ends the list of launches, because each run records another point; in a graph
+    /// it becomes a node.
     ///
-    /// In the closure of a [`Graph`](crate::Graph), every launch records it: it then stands for the whole
-    /// launch, and its time is that of its place in the graph, which acts as a [`barrier`](Queue::barrier).
-    /// The event is part of the graph's state. Launches on several streams record the same event, so its time
-    /// may be that of any of them: to measure, give each stream its own graph.
+    /// In the closure of a [`Graph`](crate::Graph), every launch records it: it then stands for the whole launch,
+    /// and its time is that of its position in the graph, which acts as a [`barrier`](Queue::barrier). The event
+    /// is part of the graph's state. Launches on several streams record the same event, so its time may come from
+    /// any of them: to measure, give each stream its own graph.
     ///
     /// ```
     /// # use gpu_await::{Device, InOut};

@@ -1,6 +1,6 @@
 //! A driver event that several processes share.
 //!
-//! Another process may record it again at any time, so it is never a marker: it proves nothing about a ticket. A stream waits for it, and
+//! Another process may record it again at any time, so it proves nothing about a ticket and is never a marker. A stream waits for it, and
 //! the host waits for a marker behind that wait.
 
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::error::{ErrorDetail, Result};
 use crate::runtime::Engine;
 use crate::thread::role;
 
-/// Destroyed with its last reference, by this process alone.
+/// Destroyed with its last reference, in this process only.
 pub(crate) struct SharedEvent {
     engine: Arc<Engine>,
     raw: RawEvent,
 }
 
 impl SharedEvent {
-    /// Makes one to be exported.
+    /// Creates an event to be exported.
     pub(crate) fn new(engine: &Arc<Engine>, blocking_sync: bool) -> Result<Arc<Self>> {
         check(engine)?;
         let options = EventOptions { timing: false, blocking_sync, interprocess: true };
@@ -25,10 +25,10 @@ impl SharedEvent {
         Ok(Arc::new(SharedEvent { engine: engine.clone(), raw }))
     }
 
-    /// Opens one that another process exported.
+    /// Opens an event that another process exported.
     ///
     /// # Safety
-    /// The other process keeps the event while this is used.
+    /// The other process keeps the event as long as this is used.
     pub(crate) unsafe fn import(engine: &Arc<Engine>, handle: &[u8; 64]) -> Result<Arc<Self>> {
         check(engine)?;
         // SAFETY: the caller vouches for the other process.
@@ -51,7 +51,7 @@ impl SharedEvent {
         handle.map_err(|code| self.engine.refused(code))
     }
 
-    /// Whether the last record, by any process, is complete; pending where that cannot be asked.
+    /// Whether the last record, by any process, is complete; pending where no query is possible.
     pub(crate) fn query(&self) -> Result<Query> {
         if let Some(lost) = self.engine.state.lost() {
             return Err(lost.clone());
@@ -82,8 +82,8 @@ impl Drop for SharedEvent {
         }
         let (keeper, raw) = (self.engine.clone(), self.raw);
         self.engine.background.act(move || {
-            // SAFETY: this process made or opened the handle, and nothing here uses it any more. Pending
-            // waits and records of it are allowed.
+            // SAFETY: this process made or opened the handle, and nothing here uses it any more. Its waits
+            // and records may be pending.
             if unsafe { keeper.backend.event_destroy(raw) }.is_err() {
                 keeper.state.count_unreturned();
             }

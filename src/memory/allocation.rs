@@ -42,7 +42,7 @@ use crate::thread::{exit, locks};
 use gpu_await_protocol::block_hazards::BlockHazards;
 use gpu_await_protocol::hazard::{Content, Hazards};
 
-/// The ID of no stream: a use under this ID waits for every stream.
+/// The id of no stream: a use under this id waits for every stream.
 pub(crate) const NOBODY: u64 = 0;
 
 /// The alignment of allocations that every backend guarantees, in bytes.

@@ -2,7 +2,7 @@
 //!
 //! | state | left by |
 //! |---|---|
-//! | held by handles, which report what they submit | the drop of the last one |
+//! | held by handles, which report their submissions | the drop of the last one |
 //! | in use by the device | completion of the submitted work, or the loss of the device |
 //! | released | – |
 //!
@@ -30,7 +30,7 @@ pub(crate) trait Permits: Send + Sync {
     fn give_back(&self, permit: usize);
 }
 
-/// A permit; dropped, it is released when the device has finished.
+/// A permit; after its drop it is released when the device has finished.
 pub(crate) struct Lease {
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
@@ -38,7 +38,7 @@ pub(crate) struct Lease {
     held: Option<HeldPermit>,
 }
 
-/// A permit that was not returned yet.
+/// A permit that has not been returned.
 struct HeldPermit {
     stream: Arc<Progress>,
     permit: usize,
@@ -55,7 +55,7 @@ impl HeldPermit {
 }
 
 impl Lease {
-    /// A permit of that weight.
+    /// A permit with that weight.
     pub(crate) fn new(
         stream: Arc<Progress>,
         permit: usize,
@@ -68,13 +68,13 @@ impl Lease {
         Lease { last: AtomicU64::new(0), held }
     }
 
-    /// A handle submitted `ticket`.
+    /// Notes that a handle submitted `ticket`.
     pub(crate) fn submitted(&self, ticket: u64) {
         // ORDERING: Relaxed: read by the drop of the last handle, which comes after this one's.
         self.last.fetch_max(ticket, Ordering::Relaxed);
     }
 
-    /// A submission failed, perhaps with a part of it on the stream.
+    /// Notes that a submission failed, perhaps with a part of it on the stream.
     pub(crate) fn failed(&self) {
         if let Some(held) = &self.held {
             self.submitted(held.stream.timeline.submitted());
@@ -86,7 +86,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let last = *self.last.get_mut();
         let Some(held) = self.held.take() else { return };
-        // After `main` the driver is not asked any more.
+        // After `main` the driver is not queried any more.
         if held.stream.is_settled(last) || exit::begun() {
             held.give_back();
             return;
@@ -98,22 +98,22 @@ impl Drop for Lease {
     }
 }
 
-/// The way back of a permit whose work the device has not finished. It is its own waker.
+/// Returns a permit once the device has finished its work. It is its own waker.
 struct Return {
     gate: SweepGate,
-    /// Taken when it is complete.
+    /// `None` during a poll, and once complete.
     op: Mutex<Option<(Op<()>, HeldPermit)>>,
 }
 
 impl Return {
-    /// Gives the permit back if the device has finished; waits for that otherwise. One looks at a time,
-    /// also if the look itself wakes this.
+    /// Returns the permit if the device has finished; otherwise waits for that. Only one check runs at a
+    /// time, even if the check itself wakes this.
     fn look(self: &Arc<Self>) {
         self.gate.run(|| {
             let waker = Waker::from(self.clone());
-            // Taken out: the poll may wake others, which is foreign code. The gate keeps it ours.
+            // Taken out, because the poll may wake others, which is foreign code. The gate excludes other checks.
             let Some((mut op, held)) = self.op.lock().take() else { return };
-            // Complete or lost: the device will not touch anything more of it.
+            // Complete or lost: the device will not touch the permit's memory again.
             if Pin::new(&mut op).poll(&mut Context::from_waker(&waker)).is_ready() {
                 held.give_back();
             } else {

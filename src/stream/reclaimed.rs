@@ -16,17 +16,17 @@ use gpu_await_protocol::account::block;
 
 impl Stream {
     /// Resolves when an allocation of `bytes` on this stream fits by the device's own accounting: enough
-    /// freed memory is no longer in use, or more was freed. Another allocation may take it first; then this
-    /// one fails again, and `reclaimed` may be awaited again. If the driver refused an allocation that fits,
-    /// it resolves once any memory has moved: try again, and stop if the [`advice`](crate::MemoryAdvice) of
-    /// that error is not to wait.
+    /// freed memory is no longer in use, or more was freed. Another allocation may take the memory first;
+    /// then this one fails again, and `reclaimed` can be awaited again. If the driver refused an allocation
+    /// that fits, this resolves once any memory has moved: try again, and stop if the
+    /// [`advice`](crate::MemoryAdvice) of that error is not to wait.
     ///
-    /// It waits for freed memory and for the end of [reservations](crate::Device::reserve), with their buffers; never for other live buffers: a request
-    /// that does not fit beside those fails at once. To wait until other tasks drop their buffers, have each of them reserve what it needs, or guard
-    /// each buffer with a permit of your own semaphore, counted in bytes if sizes differ. Count whole blocks: multiples of 512 bytes, and up to 1
-    /// MiB multiples of an eighth of the next power of two.
+    /// It waits for freed memory, and for [reservations](crate::Device::reserve) and their buffers to end; never for other live buffers: a request
+    /// that does not fit beside those fails at once. To wait until other tasks drop their buffers, have each of them reserve its memory, or guard
+    /// each buffer with a permit of your own semaphore, counted in bytes if sizes differ. Count whole blocks: multiples of 512 bytes and, up to 1
+    /// MiB, of an eighth of the next power of two.
     ///
-    /// A task that holds a reservation waits on a [stream of it](crate::Reservation::stream): on another one it can wait for its own.
+    /// A task that holds a reservation must wait on a [stream of it](crate::Reservation::stream): on another stream it may wait for itself.
     ///
     /// The loop below is for fresh memory. An in-place operation that was refused leaves its memory failed,
     /// so retrying it fails as well, with the same kind: see [`ErrorKind`](crate::ErrorKind).
@@ -35,9 +35,9 @@ impl Stream {
     /// Yes.
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if live buffers without a reservation leave no room
-    /// for `bytes`; on a stream of a reservation [`ReservationProblem::Spent`](crate::ReservationProblem::Spent), at once, if that is more than what is
-    /// left of it; the device is lost or closed; a call on a thread of this crate.
+    /// [`ErrorDetail::OutOfMemory`](crate::ErrorDetail::OutOfMemory), at once, if live buffers without a reservation leave no room for `bytes`; on a
+    /// stream of a reservation [`ReservationProblem::Spent`](crate::ReservationProblem::Spent), at once, if that is more than is left of it; the
+    /// device is lost or closed; a call on a thread of this crate.
     ///
     /// # Examples
     /// ```

@@ -1,12 +1,12 @@
-//! The current stream: where a verb called on a [`Device`](crate::Device) goes.
+//! The current stream, on which a verb called on a [`Device`](crate::Device) puts its work.
 //!
 //! It is the stream of the innermost *scope* on that device, or else the device's default stream. A scope is state of a future: [`Scope`]
 //! installs its stream when it is polled and removes it before the poll returns. Between polls nothing is installed anywhere.
 //!
 //! # Invariants
-//! 1. A stream that a poll installed is removed when the poll returns or panics (`a_scope_ends_with_its_future_whatever_the_way`).
+//! 1. A stream installed by a poll is removed when the poll returns or panics (`a_scope_ends_with_its_future_whatever_the_way`).
 //! 2. A task sees no other task's scopes, on whatever thread it is polled (`tasks_that_migrate_do_not_see_each_others_streams`).
-//! 3. Threads of the driver's and of this crate see none (`host_functions_and_wakers_see_no_scope`).
+//! 3. Threads of the driver and of this crate see no scopes (`host_functions_and_wakers_see_no_scope`).
 //! 4. Destructors of thread-locals may use scopes like any other code (`scopes_work_in_the_destructors_of_a_thread`).
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use crate::stream::Stream;
 
 /// The streams of the current scopes, innermost last.
 ///
-/// Without a destructor, so that it exists until the thread has ended. It is empty then, and an empty one
+/// It has no destructor, so that it exists until the thread has ended. By then it is empty, and an empty one
 /// owns nothing: see [`Installed`].
 type Streams = ManuallyDrop<SmallVec<[Stream; 4]>>;
 
@@ -65,8 +65,8 @@ impl<F: Future> Future for Scope<F> {
     }
 }
 
-/// A stream that is current until this is dropped; the flag says whether it is. On a system without
-/// thread-locals that outlive their destructors, these see no scopes.
+/// Keeps a stream current until dropped; the flag says whether the stream was installed. On systems without
+/// thread-locals that outlive destructors, destructors see no scopes.
 struct Installed(bool);
 
 impl Installed {
@@ -85,12 +85,12 @@ impl Drop for Installed {
             let mut scopes = scopes.borrow_mut();
             let innermost = scopes.pop();
             if scopes.is_empty() && scopes.spilled() {
-                // Gives the memory back.
+                // Frees the memory.
                 drop(std::mem::take(&mut **scopes));
             }
             innermost
         };
-        // Dropped after the borrow: it may be the last of its stream.
+        // Dropped after the borrow: it may be the last handle of its stream.
         drop(SCOPES.try_with(pop));
     }
 }
@@ -98,7 +98,7 @@ impl Drop for Installed {
 /// The stream of the innermost scope, of one device or of any.
 pub(crate) fn innermost(engine: Option<u64>) -> Option<Stream> {
     let fits = |stream: &&Stream| engine.is_none_or(|id| stream.engine().state.id == id);
-    // While the thread ends there are no scopes any more.
+    // An ending thread may have no scopes any more.
     let found = SCOPES.try_with(|scopes| scopes.borrow().iter().rev().find(fits).cloned());
     found.ok().flatten()
 }
@@ -130,8 +130,8 @@ impl Stream {
     ///
     /// # Ordering
     /// At the first poll, this stream is ordered, on the device, behind everything submitted so far to the
-    /// stream that was current; [`scope_unordered`](Self::scope_unordered) leaves that out. Work after the
-    /// scope does not wait for it: use `stream.wait(..)`.
+    /// stream that was current; [`scope_unordered`](Self::scope_unordered) skips that. Work after the scope
+    /// does not wait for the scope's work: use `stream.wait(..)`.
     ///
     /// # Cancel safety
     /// That of `future`.
@@ -155,7 +155,7 @@ impl Stream {
     }
 
     /// [`scope`](Self::scope) without the wait for the stream that was current. Work on the same buffers is
-    /// ordered all the same.
+    /// still ordered.
     pub fn scope_unordered<F: Future>(&self, future: F) -> Scope<F> {
         Scope { future, state: ScopeState::New { stream: self.clone(), ordered: false } }
     }
@@ -170,9 +170,9 @@ impl Stream {
         work()
     }
 
-    /// Returns the stream of the innermost scope, whatever its device; `None` outside of scopes.
+    /// Returns the stream of the innermost scope, on whatever device; `None` outside any scope.
     ///
-    /// It lets code without a device or stream at hand record, wait and submit.
+    /// It lets code that has no device or stream at hand record, wait and submit.
     ///
     /// # Examples
     /// ```

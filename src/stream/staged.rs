@@ -1,27 +1,27 @@
 //! Copies between the device and ordinary (pageable) host memory, off the executor.
 //!
-//! The driver copies pageable memory on the calling thread, at a fraction of the link's speed. Here the data is cut into parts; a few of
-//! the device's threads ([`Crew`](crate::thread::crew::Crew)) copy parts between pageable and pinned memory while other parts are on the
-//! link. The calling task only submits copies and hands out parts.
+//! The driver copies pageable memory on the calling thread, at a fraction of the link's speed. Here the data is split into parts; a few
+//! of the device's threads ([`Crew`](crate::thread::crew::Crew)) copy parts between pageable and pinned memory while other parts are on
+//! the link. The calling task only submits copies and hands out parts.
 //!
-//! | | up | down |
+//! | | upload | download |
 //! |---|---|---|
 //! | first | the crew fills a pinned buffer | the device fills a pinned buffer |
-//! | then | the device takes it | the crew empties it |
+//! | then | the device reads it | the crew empties it |
 //!
-//! A copy takes pinned memory for two [windows](Stream::window) of parts and reuses it, so that a similar later copy finds the memory in
-//! the pool.
+//! A copy takes pinned memory for two [windows](Stream::window) of parts and reuses it, so a similar later copy finds the memory in the
+//! pool.
 //!
 //! # Invariants
-//! 1. At most one window of parts is with the crew, and two windows are with the crew and the device together, so pinned memory is bounded,
-//!    whatever delays the stream (`a_staged_copy_keeps_a_bounded_amount_pinned`).
+//! 1. At most one window of parts is with the crew, and at most two windows are with the crew and the device together, so pinned memory is
+//!    bounded, whatever delays the stream (`a_staged_copy_keeps_a_bounded_amount_pinned`).
 //! 2. The crew never waits for the device: a stream that is held up does not delay other streams' copies
 //!    (`a_held_stream_delays_no_other_staged_copy`).
 //! 3. The calling task neither copies, nor maps, nor frees much memory. In one poll it hands at most one part to the crew and submits at
 //!    most one copy (`a_poll_of_a_staged_copy_submits_at_most_one_part`).
-//! 4. A second copy of a size creates nothing in the driver: pinned memory, events and the device's pool exist
-//!    (`a_second_staged_round_trip_makes_nothing_in_the_driver`). A first one creates them before it submits a copy
-//!    (`a_first_staged_copy_pins_what_it_needs_before_it_copies`).
+//! 4. A second copy of the same size creates nothing in the driver: pinned memory, events and the device's pool
+//!    already exist (`a_second_staged_round_trip_makes_nothing_in_the_driver`). A first one creates them before it
+//!    submits a copy (`a_first_staged_copy_pins_what_it_needs_before_it_copies`).
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -45,19 +45,19 @@ use crate::thread::crew::Line;
 use crate::thread::worker::{Offloaded, Unwanted};
 use crate::thread::{contain, role};
 
-/// The part size: its copy is long beside a wake-up, and short beside the whole.
+/// The part size: its copy takes long compared with a wake-up, and short compared with the whole.
 const PART_BYTES: usize = 2 << 20;
 /// Operations in flight above which a copy waits: well below the depth at which the driver blocks.
 const MOST_IN_FLIGHT: u64 = 512;
 
 impl Stream {
-    /// Copies ordinary host data into a new device buffer, off the executor. Ready proves that everything is
+    /// Copies ordinary host data into a new device buffer, off the executor. Ready proves that all work is
     /// *on the stream*: device order is enough for work behind it.
     ///
     /// A few threads of the device copy the data into pinned memory, part by part, while earlier parts are
     /// being transferred: several times as fast as the driver's own copy from pageable memory. There are at
-    /// most 8 of them, however many copies run, and one more for each stream whose copies wait for device
-    /// memory. Below about a megabyte, or for a [`PinnedBuffer`], there is no gain over
+    /// most 8 of these threads, however many copies run, plus one for each stream whose copies wait for
+    /// device memory. Below about a megabyte, or for a [`PinnedBuffer`], there is no gain over
     /// [`upload`](Self::upload).
     ///
     /// # Ownership
@@ -69,15 +69,15 @@ impl Stream {
     /// stream meanwhile goes between the parts; the buffer is not visible before the future returns it.
     ///
     /// # Cancel safety
-    /// Dropping it stops the copy: parts that are on the stream go on, and the buffer is freed behind them.
+    /// Dropping the future stops the copy: parts that are on the stream go on, and the buffer is freed behind them.
     ///
     /// # Blocking
-    /// Never: a poll takes as long as submitting one copy (longer while other threads pin memory or load
-    /// kernels, as the driver has one lock for all of these). While the stream is held up, or more than 512
-    /// operations are in flight on it, the future waits.
+    /// Never: a poll takes as long as the submission of one copy (longer while other threads pin memory or
+    /// load kernels, as the driver has one lock for all of these). While the stream is held up, or has more
+    /// than 512 operations in flight, the future waits.
     ///
     /// # Errors
-    /// Out of device or pinned memory; a device that is lost or closed.
+    /// Out of device or pinned memory; a lost or closed device.
     ///
     /// # Examples
     /// ```
@@ -107,7 +107,7 @@ impl Stream {
         if len == 0 {
             return queued(self.empty(len));
         }
-        // Given no memory of the call's, the crew takes more.
+        // Without pinned memory to reuse, the crew takes more.
         let fill = |start: usize, pinned: Option<PinnedBuffer<T>>| {
             let (source, pool) = (source.share(), self.home.pinned.clone());
             let part = self.home.crew.run(move || {
@@ -125,7 +125,7 @@ impl Stream {
         let window = self.window();
         let events = staged_events(window);
         self.throttle(MOST_IN_FLIGHT).await?;
-        // For large memory the driver has to map some. Not on the crew: the stream may be busy.
+        // For a large buffer the driver must map memory. Not on the crew's threads: the stream may be busy.
         let stream = self.clone();
         let allocated = self.home.crew.offload(self.line(), Unwanted::IsLeft, move || {
             stock(stream.state(), events);
@@ -167,8 +167,8 @@ impl Stream {
     /// safety and blocking.
     ///
     /// # Ordering
-    /// The work is submitted while the future is polled, not before. The source stays borrowed until then, so
-    /// that all parts are of one state of it.
+    /// The work is submitted while the future is polled, not before. The source stays borrowed meanwhile, so
+    /// all parts come from one state of it.
     ///
     /// # Errors
     /// As [`download`](Self::download); out of host memory.
@@ -179,9 +179,9 @@ impl Stream {
         self.download_staged_into(source, Vec::new()).await
     }
 
-    /// Copies device memory into a `Vec` that is passed in, replacing its elements, off the executor; see
-    /// [`download_staged`](Self::download_staged). Faster than into a fresh `Vec`, whose pages the system has
-    /// to make first. Ready proves *visible to the host* and hands the `Vec` back.
+    /// Copies device memory into an existing `Vec`, replacing its elements, off the executor; see
+    /// [`download_staged`](Self::download_staged). Faster than into a fresh `Vec`, whose pages the system
+    /// must first allocate. Ready proves *visible to the host* and hands the `Vec` back.
     ///
     /// # Ownership
     /// If it fails or is dropped, the `Vec` is dropped.
@@ -200,10 +200,10 @@ impl Stream {
             self.engine().check_open()?;
             return Ok(Vec::new());
         }
-        // Making the room may wait for the page faults of others.
+        // Allocating the room may wait for other threads' page faults.
         let room = move || Room::in_parts(destination, len, part_len::<T>());
         let (room, parts) = self.home.crew.run(room).await??;
-        // Its share goes last: the parts, on their way back or not, are dropped before it.
+        // This share is dropped last: all parts, even those in flight, are dropped before it.
         let room = self.dropped_there(room);
         let window = self.window();
         let events = staged_events(window);
@@ -254,7 +254,7 @@ impl Stream {
         }
     }
 
-    /// The line for work that this stream may hold up.
+    /// The queue for work that this stream may hold up.
     pub(crate) fn line(&self) -> Line {
         Line::Stream(self.handle.state.progress.id)
     }
@@ -264,8 +264,8 @@ impl Stream {
         self.home.crew.threads + 2
     }
 
-    /// Has the crew make the pinned memory for a copy of `len` elements that the pool lacks: before the first
-    /// part is submitted, because the driver makes submitters wait while it registers memory.
+    /// Has the crew make the pinned memory that the pool lacks for a copy of `len` elements: before the first
+    /// part is submitted, because registration blocks submitters in the driver.
     async fn stock_pinned<T: Element>(&self, len: usize, window: usize) -> Result<()> {
         let pool = &self.home.pinned;
         let (bytes, parts) = (bytes_of::<T>(block_len::<T>(len))?, len.div_ceil(part_len::<T>()));
@@ -282,7 +282,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Pinned memory for a part of `len` elements at most; the crew makes it if others took it.
+    /// Pinned memory for a part of at most `len` elements; the crew makes it if others took it.
     async fn pinned_part<T: Element>(&self, len: usize) -> Result<PinnedBuffer<T>> {
         let pool = &self.home.pinned;
         if let Some(pooled) = PinnedBuffer::pooled(pool, len)? {
@@ -300,7 +300,7 @@ impl Stream {
     }
 }
 
-/// A share of much memory; if it is the last one, the crew gives the memory back.
+/// A share of large memory; if it is the last one, the crew frees the memory.
 struct DroppedThere<V: ?Sized>
 where
     Arc<V>: Send + 'static,
@@ -334,18 +334,18 @@ where
     }
 }
 
-/// How many elements a part has.
+/// The number of elements in a part.
 fn part_len<T>() -> usize {
     (PART_BYTES / size_of::<T>()).max(1)
 }
 
-/// How many events a stream has for staged copies: a marker for each part on its way up that is
-/// still there when the way down begins, and for each of those.
+/// How many events a stream keeps for staged copies: a marker for each part in flight of an upload and,
+/// before those are complete, of a download.
 fn staged_events(window: usize) -> usize {
     3 * (window + 1)
 }
 
-/// Lets other tasks of the executor run, however much there is to do.
+/// Lets other tasks of the executor run.
 async fn pause() {
     let mut paused = false;
     std::future::poll_fn(|cx| {
@@ -358,13 +358,13 @@ async fn pause() {
     .await;
 }
 
-/// How many elements of pinned memory each part of a copy of `len` elements takes.
+/// The length of the pinned buffer for each part of a copy of `len` elements.
 fn block_len<T>(len: usize) -> usize {
     part_len::<T>().min(len)
 }
 
-/// Ensures that there are that many; and one more, because the poller may be holding one when the work that
-/// it marks is complete.
+/// Ensures that there are that many events, plus one, because the poller may still hold one whose work is
+/// complete.
 fn stock(stream: &StreamState, events: usize) {
     if !stream.markers.has_events(events) {
         stream.markers.stock_events(&stream.engine, events + 1);
@@ -375,12 +375,12 @@ async fn filled<T>(part: Offloaded<Result<PinnedBuffer<T>>>) -> Result<PinnedBuf
     part.await?
 }
 
-/// A future has no line of its caller's to give.
+/// Removes the line: a future does not know its caller's line.
 fn submitted<T>(op: Op<T>) -> Result<Op<T>> {
     op.submitted().map_err(|error| error.without_line())
 }
 
-/// The same of an operation that is not awaited.
+/// The same for an operation that is not awaited.
 fn queued<T: DeviceSide>(op: Op<T>) -> Result<T> {
     op.queued().map_err(|error| error.without_line())
 }

@@ -1,9 +1,9 @@
 //! The verbs of [`Stream`] and [`Device`], defined once.
 //!
-//! Each is written as a method of [`Stream`], a [`batch`](Stream::batch) of one; [`verbs!`] gives [`Device`] the same method, which goes to
-//! the device's current stream (`every_verb_of_a_device_goes_to_the_current_stream`).
+//! Each is written as a method of [`Stream`], a [`batch`](Stream::batch) of one; [`verbs!`] gives [`Device`] the same method, on the
+//! device's current stream (`every_verb_of_a_device_goes_to_the_current_stream`).
 //!
-//! More than 500 lines: a method of one line for each verb, and its docs.
+//! More than 500 lines: a one-line method for each verb, with its docs.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Stream {
         queue.finish(result)
     }
 
-    /// A batch of one call that is given pinned memory: if refused, it returns the memory.
+    /// A batch of one call that takes pinned memory, and returns the memory if refused.
     #[track_caller]
     fn lending<R: Settle, B: Send + Sync + 'static>(
         &self,
@@ -51,7 +51,7 @@ impl Stream {
     }
 }
 
-/// Makes methods of [`Stream`], and of [`Device`] the same on its current stream.
+/// Defines methods of [`Stream`], and the same methods of [`Device`] on its current stream.
 macro_rules! verbs {
     ($(
         $(#[$meta:meta])*
@@ -87,8 +87,7 @@ verbs! {
 
     /// Copies host data into a new device buffer. Ready proves *complete on the device*.
     ///
-    /// A [`PinnedBuffer`] goes to the device as it is; anything else is copied into pinned memory
-    /// first.
+    /// A [`PinnedBuffer`] goes to the device directly; anything else is copied into pinned memory first.
     ///
     /// # Ownership
     /// The source moves in; a pinned buffer returns to its pool when the copy is complete. If the call is
@@ -100,7 +99,7 @@ verbs! {
     /// [`pinned`](Stream::pinned)). For large data use [`Stream::upload_staged`].
     ///
     /// # Errors
-    /// Out of device or pinned memory; a [`PinnedBuffer`] of another device; a device that is lost or closed.
+    /// Out of device or pinned memory; a [`PinnedBuffer`] of another device; a lost or closed device.
     ///
     /// # Source
     /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
@@ -129,7 +128,7 @@ verbs! {
     /// [`without_value`](Op::without_value) it returns to its pool by itself, and the copy can be `queued()`.
     ///
     /// # Errors
-    /// Lengths that differ; memory of another device; a device that is lost or closed.
+    /// Lengths that differ; memory of another device; a lost or closed device.
     pub fn upload_into<T: Element>(
         &self,
         source: PinnedBuffer<T>,
@@ -141,10 +140,10 @@ verbs! {
     /// Copies device memory into a pooled pinned buffer. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// Above 1 MiB, the first download of each size maps and registers memory, which the driver does not do
+    /// Above 1 MiB, the first download of each size maps and registers memory, for which the driver waits
     /// while any thread is blocked in a [full queue](Stream#blocking): [`download_into`](Self::download_into)
-    /// takes a buffer that exists, and `download_staged` grows the pool off the executor. Up to 1 MiB the
-    /// pool has memory ready, unless much was taken at once: see [`pinned`](Stream::pinned).
+    /// takes an existing buffer, and `download_staged` grows the pool off the executor. Up to 1 MiB the pool
+    /// has memory ready, unless much was taken at once: see [`pinned`](Stream::pinned).
     ///
     /// # Errors
     /// The data was never written, or its producer failed (the error names it); out of pinned memory; the
@@ -156,8 +155,8 @@ verbs! {
         self.one(|queue| queue.download(source))
     }
 
-    /// Copies device memory into a pinned buffer that is passed in. Ready proves *visible to the host* and
-    /// hands it back.
+    /// Copies device memory into an existing pinned buffer. Ready proves *visible to the host* and hands it
+    /// back.
     ///
     /// # Ownership
     /// As of [`upload_into`](Self::upload_into).
@@ -175,8 +174,8 @@ verbs! {
     /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// As [`download`](Self::download); and the poll that finds it complete copies from pinned memory, about
-    /// 0.1 ms per MiB. For large data use [`Stream::download_staged`].
+    /// As [`download`](Self::download); and the poll that finds the copy complete copies on from pinned
+    /// memory, about 0.1 ms per MiB. For large data use [`Stream::download_staged`].
     ///
     /// # Errors
     /// As [`download`](Self::download).
@@ -186,10 +185,9 @@ verbs! {
 
     /// Copies between device buffers or ranges of them. Ready proves *complete on the device*.
     ///
-    /// The source may be on another device of the same kind (not: one on a GPU and one on the host device), the destination is on the stream's.
-    /// The copy is ordered with the work of both, and
-    /// the host does not wait. Where the two devices can reach each other's memory it goes directly,
-    /// otherwise in parts through pinned host memory, at most 16 MiB for each copy in flight.
+    /// The destination is on the stream's device; the source may be on another device of the same kind (not one on a GPU and one on the host
+    /// device). The copy is ordered with the work of both, and the host does not wait. With peer access it goes directly, otherwise in parts
+    /// through pinned host memory, at most 16 MiB for each copy in flight.
     ///
     /// # Blocking
     /// The first copy between two devices enables peer access: see
@@ -197,8 +195,8 @@ verbs! {
     /// each 4 MiB, and above 1 MiB the first copy of each size maps and registers memory.
     ///
     /// # Errors
-    /// Lengths that differ; a source that nothing has written or whose producer failed; a
-    /// destination of another device; a device that is lost or closed.
+    /// Lengths that differ; a source that was never written or whose producer failed; a destination of
+    /// another device; a lost or closed device.
     ///
     /// # Source
     /// `cuMemcpyDtoDAsync`, `cuMemcpyPeerAsync`; `cuMemcpyDtoHAsync` and `cuMemcpyHtoDAsync`.
@@ -212,10 +210,10 @@ verbs! {
 
     /// Allocates device memory in `blocks` blocks of `block_len` elements, zeroed. Ready proves *complete on the device*.
     ///
-    /// See [`DeviceSlab`]. The library remembers 16 bytes a block on the host. Blocks without elements are no blocks: there are 0 then.
+    /// See [`DeviceSlab`]. The library keeps 16 bytes per block on the host. If `block_len` is 0, there are no blocks.
     ///
     /// # Errors
-    /// Out of device memory; [`ErrorDetail::TooLarge`], also of 2^32 blocks or more; a device that is lost or closed.
+    /// Out of device memory; [`ErrorDetail::TooLarge`], also for 2^32 blocks or more; a lost or closed device.
     ///
     /// # Source
     /// `cuMemAllocFromPoolAsync`, `cuMemsetD8Async`.
@@ -223,36 +221,38 @@ verbs! {
         self.one(|queue| queue.slab(blocks, block_len))
     }
 
-    /// Copies many pieces of memory as one operation: to the device, back, within it, from other devices. Ready proves *complete on the
-    /// device*, and for pieces in pinned memory *visible to the host*.
+    /// Copies many pieces of memory as one operation: to, from or within the device, or from other devices. Ready proves *complete on
+    /// the device*, and for pieces in pinned memory *visible to the host*.
     ///
     /// A piece is a source and a destination of equal length: views of buffers, of [`Mapped`](crate::Mapped) memory, of blocks of
-    /// [slabs](crate::DeviceSlab). (`zip` of two lists of blocks ends where the shorter one does, and nothing is told: compare their
-    /// lengths.) The pieces are copied in no order, so no byte that one writes may be touched by another. Each is ordered with other work by the memory that it touches; the copy is ordered as a whole, behind all work that any piece waits for.
+    /// [slabs](crate::DeviceSlab). (`zip` of two lists of blocks silently ends with the shorter one: compare their lengths.) The pieces are copied in
+    /// any order, so none may touch a byte that another writes. The memory of each is ordered with other work; the copy as a whole runs behind all
+    /// work that any piece waits for.
     ///
-    /// | moved by | fast for | takes |
+    /// | moved by | fast for | costs |
     /// |---|---|---|
-    /// | [`CopyBy::CopyEngine`] | pieces of 1 MiB or more | one call of the driver a piece |
+    /// | [`CopyBy::CopyEngine`] | pieces of 1 MiB or more | one driver call per piece |
     /// | [`CopyBy::Kernel`] | pieces of any size | multiprocessors: as many blocks as eight hold, or the stream's [partition](crate::Partition) |
     ///
-    /// [`CopyBy::Auto`] takes the kernel for four pieces or more of less than 1 MiB on average. `cargo bench --bench blocks` measures both.
+    /// [`CopyBy::Auto`] uses the kernel for four or more pieces of less than 1 MiB on average. `cargo bench --bench blocks` measures both.
     ///
     /// # Ownership
-    /// The views are borrowed for the call. The kernel finds more than 170 pieces in pinned memory, which the operation keeps until it is complete.
+    /// The views are borrowed for the call. The kernel reads a list of more than 170 pieces from pinned memory, which the operation keeps until it is
+    /// complete.
     ///
     /// # Ordering
-    /// Pieces of a device whose memory this one does not reach are copied through the host, in front of the others.
+    /// Pieces of a device without peer access are copied through the host, in front of the others.
     ///
     /// # Cancel safety
     /// If the future is dropped, the copy goes on. Blocks of a host slab stay with their slab.
     ///
     /// # Blocking
-    /// The copy engines: while the stream's [queue is full](Stream#blocking), of which each piece takes one place. More than 170 pieces: as
-    /// [`pinned`](Stream::pinned), for 24 bytes a piece.
+    /// With the copy engines, while the stream's [queue is full](Stream#blocking); each piece takes one slot. With the kernel and more than
+    /// 170 pieces, as [`pinned`](Stream::pinned), for 24 bytes per piece.
     ///
     /// # Errors
-    /// [`ErrorDetail::BadPiece`]: lengths that differ, pieces that overlap. Sources that nothing has written or whose producer failed; a
-    /// destination or pinned memory of another device; a device that is lost or closed. All destinations count as failed then.
+    /// [`ErrorDetail::BadPiece`]: lengths that differ, pieces that overlap. Sources that were never written or whose producer failed; a
+    /// destination or pinned memory of another device; a lost or closed device. All destinations then count as failed.
     ///
     /// # Examples
     /// ```
@@ -281,19 +281,18 @@ verbs! {
 
     /// Copies rows between device buffers of this device. Ready proves *complete on the device*.
     ///
-    /// Gaps between the rows of the destination keep their contents. Gaps of the source are not read.
-    /// On a side with gaps, all that the rows span must have been written before: for the destination
-    /// say [`zeros`](Self::zeros), not [`empty`](Self::empty).
+    /// Gaps between the rows of the destination keep their contents. Gaps of the source are not read. On a
+    /// side with gaps, the whole span of the rows must have been written before: for the destination use
+    /// [`zeros`](Self::zeros), not [`empty`](Self::empty).
     ///
-    /// A copy that is refused or fails marks the whole span of its rows in the destination as failed,
-    /// gaps included (rows that do not fit: the whole destination). Rows that leave gaps do not heal
-    /// that, also not the corrected call: overwrite the span as a whole first, with a
-    /// [`fill`](Self::fill), a copy without gaps or a kernel's [`Out`](crate::Out).
+    /// A copy that is refused or fails marks the whole span of its rows in the destination as failed, gaps
+    /// included (rows that do not fit: the whole destination). Rows with gaps do not heal that, not even in
+    /// the corrected call: first overwrite the span as a whole, with a [`fill`](Self::fill), a copy without
+    /// gaps or a kernel's [`Out`](crate::Out).
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination,
-    /// that nothing has written or whose producer failed; memory of another device; a device that is
-    /// lost or closed.
+    /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination, never
+    /// written or whose producer failed; memory of another device; a lost or closed device.
     ///
     /// # Source
     /// `cuMemcpy2DAsync`; rows without gaps on both sides are one `cuMemcpyDtoDAsync`.
@@ -306,9 +305,8 @@ verbs! {
         self.one(|queue| queue.copy_2d(source, destination, rows))
     }
 
-    /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and
-    /// hands the pinned buffer back. About gaps, also those of a call that was refused, see
-    /// [`copy_2d`](Self::copy_2d).
+    /// Copies rows of a pinned buffer into device memory. Ready proves *complete on the device* and hands the
+    /// pinned buffer back. For gaps, including those of a refused call, see [`copy_2d`](Self::copy_2d).
     ///
     /// # Ownership
     /// As of [`upload_into`](Self::upload_into).
@@ -327,8 +325,8 @@ verbs! {
         self.lending(|queue| queue.upload_2d(source, destination, rows))
     }
 
-    /// Copies rows of device memory into a pinned buffer that is passed in. Ready proves *visible to the
-    /// host* and hands it back; gaps between rows are as they were.
+    /// Copies rows of device memory into an existing pinned buffer. Ready proves *visible to the host* and
+    /// hands it back; gaps between rows keep their contents.
     ///
     /// # Ownership
     /// As of [`upload_into`](Self::upload_into).
@@ -347,17 +345,16 @@ verbs! {
         self.lending(|queue| queue.download_2d(source, destination, rows))
     }
 
-    /// Allocates without writing. Reading it before something wrote it is an error, also through a
-    /// kernel's `&mut [T]`: it is for what a copy, a fill or a kernel's [`Out`](crate::Out) overwrites
-    /// first. Ready proves *complete on the device*.
+    /// Allocates without writing. Reading the memory before it is written is an error, even through a
+    /// kernel's `&mut [T]`: a copy, a fill or a kernel's [`Out`](crate::Out) must overwrite it first. Ready
+    /// proves *complete on the device*.
     ///
     /// # Blocking
-    /// At a memory limit, and where the driver refuses what fits, for a moment: see
-    /// [`Pressure`](crate::Pressure). So do all verbs that make a buffer.
+    /// Briefly, at a memory limit or if the driver refuses memory that fits: see
+    /// [`Pressure`](crate::Pressure). This holds for all verbs that make a buffer.
     ///
     /// # Errors
-    /// Out of device memory, with what was asked, free and there in all; a device that is lost or
-    /// closed.
+    /// Out of device memory, with the requested, free and total bytes; a lost or closed device.
     ///
     /// # Source
     /// `cuMemAllocFromPoolAsync`.
@@ -392,8 +389,7 @@ verbs! {
     /// Overwrites a buffer or a range with `value`. Ready proves *complete on the device*.
     ///
     /// # Errors
-    /// A buffer of another device; an element type of more than 16 bytes; a device that is lost or
-    /// closed.
+    /// A buffer of another device; an element type of more than 16 bytes; a lost or closed device.
     ///
     /// # Source
     /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.
@@ -403,22 +399,21 @@ verbs! {
 
     // ---- host functions -------------------------------------------------------------------
 
-    /// Runs a closure on the host when the stream reaches it. Ready hands over its result.
+    /// Runs a closure on the host when the stream reaches it. Ready returns its result.
     ///
-    /// All host functions of a process run one after the other on a thread of the driver, those of a host device on one of its own: keep
-    /// them short, and never let one wait for another. After a fault of the device no more of them run.
+    /// All host functions of a process run one after the other on a driver thread, those of a host device on a thread of that device:
+    /// keep them short, and never let one wait for another. After a device fault no more of them run.
     ///
     /// The driver refuses every call inside one. Methods that submit, block or need the driver return
-    /// [`ErrorDetail::WrongThread`] there; methods that only ask ([`Op::is_complete`], [`Device::stats`])
-    /// answer with what is known and let the device's poller ask; an [`Op`] that is polled there is woken by
-    /// the poller.
+    /// [`ErrorDetail::WrongThread`] there; queries ([`Op::is_complete`], [`Device::stats`]) answer from known
+    /// state and let the device's poller ask; an [`Op`] that is polled there is woken by the poller.
     ///
     /// # Ownership
     /// Captured values that the closure does not return are dropped when it ends, *on that thread*. Handles
     /// of this crate may be dropped there: that enqueues and never blocks. Return values that take long to
-    /// drop, or must not be dropped on a thread of the driver: they then belong to the future. A result that
-    /// is never taken, the payload of a panic, and a closure that never ran are dropped where the future is
-    /// dropped, or by a thread of this crate.
+    /// drop, or must not be dropped on a driver thread, so that they belong to the future. A result that is
+    /// never taken, a panic's payload, and a closure that never ran are dropped with the future, or by a
+    /// thread of this crate.
     ///
     /// ```
     /// # futures::executor::block_on(async {
@@ -432,18 +427,18 @@ verbs! {
     ///
     /// # Blocking
     /// While another stream's [queue is full](Stream#blocking) the driver accepts no host functions on any
-    /// stream: the call waits until that queue moves. To avoid that, await the work in front and run the
+    /// stream: the call waits until that queue moves. To avoid that, await the earlier work and run the
     /// function in the task.
     ///
     /// # Panics
-    /// Awaiting it resumes the closure's panic. After `queued()` the panic's message is printed, and that is all.
+    /// Awaiting it resumes the closure's panic. After `queued()` the panic's message is only printed.
     ///
     /// # Errors
-    /// A device that is lost or closed. `queued()` works for `()`; another value needs the await.
+    /// A lost or closed device. `queued()` works for `()`; any other value must be awaited.
     ///
     /// # Examples
-    /// A closure that uses a result of the device. A word goes through a [`PinnedFlag`](crate::PinnedFlag)
-    /// that a kernel in front of it writes, with no await in between:
+    /// A closure that uses a result of the device. A single word can go through a
+    /// [`PinnedFlag`](crate::PinnedFlag) that an earlier kernel writes, with no await in between:
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use gpu_await::{Device, Grid, LaunchConfig, kernel};
@@ -506,10 +501,10 @@ verbs! {
     /// # Errors
     /// The error that the closure returns; operations that it submitted before go on. Verbs that take a
     /// pinned buffer fail with [`Refused`](crate::Refused), which `?` turns into an [`Error`](crate::Error):
-    /// a closure whose last call is one ends with `Ok(q.upload_into(part, &mut x)?)`.
+    /// if such a verb comes last, end the closure with `Ok(q.upload_into(part, &mut x)?)`.
     ///
     /// # Panics
-    /// If the closure does; operations that it submitted before go on.
+    /// If the closure panics; operations that it submitted before go on.
     ///
     /// # Examples
     /// ```
@@ -532,17 +527,16 @@ verbs! {
         queue.finish(result)
     }
 
-    /// A [`batch`](Stream::batch) that remembers: the closure's launches are collected in lists, and a list
-    /// that has the same shape as in the previous run is launched as one graph, with changed arguments
-    /// updated. A run of another shape is launched operation by operation, and discards the graph. Fills and
-    /// copies within the device count as launches.
+    /// A [`batch`](Stream::batch) with a memory: the closure's launches are collected in lists, and a list
+    /// with the same shape as in the previous run is launched as one graph, with changed arguments updated. A
+    /// list of another shape is launched operation by operation, and its graph is discarded. Fills and copies
+    /// within the device count as launches.
     ///
     /// The closure runs each time; results, ordering, errors and the value are those of a batch. The
-    /// **shape** of a list is its kernels, in order, and which of them wait for which: arguments, lengths and
-    /// launch configurations may differ. A list ends with anything other than a launch, and with a kernel
-    /// that runs for the first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters.
-    /// Fresh memory (`empty`, `zeros`, `full`, `upload`) does not end it: it is allocated in front of the
-    /// list.
+    /// **shape** of a list is its kernels, in order, and their dependencies: arguments, lengths and launch
+    /// configurations may differ. A list ends at anything other than a launch, and at a kernel that runs for
+    /// the first time, waits for a [flag](crate::PinnedFlag), is cooperative or has clusters. Fresh memory
+    /// (`empty`, `zeros`, `full`, `upload`) does not end it: it is allocated in front of the list.
     ///
     /// Use one region for each closure and call site: two closures that alternate in one region are never
     /// replayed ([`Region`]). Work of other libraries ends a list even if it can be captured; a
@@ -551,14 +545,13 @@ verbs! {
     /// Ready proves the same as that of a batch.
     ///
     /// # Errors
-    /// As [`batch`](Stream::batch); a launch that the driver refuses after the closure has returned.
+    /// As [`batch`](Stream::batch); and a launch that the driver refuses after the closure has returned.
     ///
     /// # Blocking
-    /// As a batch; a call that compiles a graph takes as long as [`Graph::launch`](crate::Graph::launch)
-    /// says.
+    /// As a batch; for a call that compiles a graph, see [`Graph::launch`](crate::Graph::launch).
     ///
     /// # Panics
-    /// If the closure does; the operations before the panic are submitted as a list like any other, and the
+    /// If the closure panics; the operations before the panic are submitted as a list like any other, and the
     /// region keeps its counts and graphs.
     ///
     /// # Examples
@@ -602,10 +595,10 @@ verbs! {
     /// Records the point behind everything submitted so far. The host does not wait.
     ///
     /// # Blocking
-    /// No, even while another thread is blocked by the stream's full queue, as long as the stream has events
-    /// in stock (a few dozen, reused when they are complete and dropped): the driver creates none while any
-    /// stream's [queue is full](Stream#blocking). Yes, if the stream is shared with other libraries and its
-    /// queue is full.
+    /// No, even while another thread is blocked by the stream's full queue, as long as the stream has spare
+    /// events (a few dozen, reused once complete and dropped): the driver creates no event while any stream's
+    /// [queue is full](Stream#blocking). Yes, if the stream is shared with other libraries and its queue is
+    /// full.
     ///
     /// # Errors
     /// A device that is lost or closed.
@@ -617,13 +610,13 @@ verbs! {
         marked.here()
     }
 
-    /// Records a point with a time stamp of the device; see [`Event::elapsed_since`].
+    /// Records a point with a device timestamp; see [`Event::elapsed_since`].
     ///
     /// # Blocking
-    /// While another thread is blocked by this stream's full queue: the time stamp goes behind what that
-    /// thread submits. While a thread is blocked by another stream's [full queue](Stream#blocking): only if
-    /// more timed events are in use than the device has in stock (eight when a queue begins to fill; they
-    /// return when dropped). In both cases [`record_timed_async`](Stream::record_timed_async) waits off the
+    /// While another thread is blocked by this stream's full queue: the timestamp goes behind that thread's
+    /// work. While a thread is blocked by another stream's [full queue](Stream#blocking): only if the
+    /// device's spare timed events are all in use (there are eight when a queue begins to fill; they return
+    /// when dropped). In both cases [`record_timed_async`](Stream::record_timed_async) waits off the
     /// executor.
     ///
     /// # Errors
@@ -637,16 +630,15 @@ verbs! {
     /// stream: a stream (everything submitted to it so far), an event or an operation. The host does not
     /// wait. Ready proves that this stream has passed the wait.
     ///
-    /// Buffers do not need this: work on the same memory is ordered by itself.
+    /// Buffers do not need this: work on the same memory is ordered automatically.
     ///
     /// # Errors
     /// A stream of another kind of device; an interprocess event of another GPU
-    /// ([`ErrorDetail::WrongDevice`]); a device that is lost or closed.
-    /// [`ErrorDetail::DependencyLost`]: the other stream's device was lost. If that was before the
-    /// call, nothing was put on this stream; an event or an operation that was complete by then is nothing to
-    /// wait for. If it is lost later, while this stream waits for it,
-    /// everything behind the wait on this stream fails in the same way; the device works, so make a
-    /// new stream.
+    /// ([`ErrorDetail::WrongDevice`]); a device that is lost or closed. [`ErrorDetail::DependencyLost`]: the
+    /// other stream's device was lost. If that was before the call, nothing was put on this stream; an event
+    /// or an operation that was complete by then needs no wait. If it is lost later, while this stream waits
+    /// for it, everything behind the wait on this stream fails in the same way; this device still works, so
+    /// make a new stream.
     ///
     /// # Source
     /// `cuStreamWaitEvent`.
@@ -654,19 +646,19 @@ verbs! {
         self.wait_for(mark.marks())
     }
 
-    /// Runs `work` as a [`batch`](Self::batch) and measures it: gives its value and its time on the device.
-    /// Ready proves what the batch proves.
+    /// Runs `work` as a [`batch`](Self::batch) and measures it: returns its value and its time on the device.
+    /// Ready proves the same as for the batch.
     ///
     /// The time begins when the stream reaches the work, and includes waits inside it, e.g. for memory that
     /// another stream still uses. To exclude them, [`wait`](Self::wait) for the other stream first.
     ///
     /// # Blocking
-    /// It takes two timed events: as [`record_timed`](Self::record_timed). Where a queue may be full, use
+    /// As [`record_timed`](Self::record_timed), for two timed events. Where a queue may be full, use
     /// [`record_timed_async`](Stream::record_timed_async) before and after the work.
     ///
     /// # Errors
-    /// Those of `work`; the device is lost or closed. The poll that finds it complete asks the driver for the
-    /// time: inside a host function that is [`ErrorDetail::WrongThread`].
+    /// Those of `work`; the device is lost or closed. The poll that finds it complete queries the driver for
+    /// the time: inside a host function that is [`ErrorDetail::WrongThread`].
     ///
     /// # Source
     /// `cuEventElapsedTime`: about half a microsecond of resolution.
@@ -683,7 +675,7 @@ verbs! {
         });
         match ends {
             Some((start, end)) => op.try_map_value(move |value| Ok((value, end.elapsed_since(&start)?))),
-            // The batch failed before its end, so `op` holds the error and nothing else.
+            // The batch failed before its end, so `op` holds only the error.
             None => op.try_map_value(|_| {
                 let (which, problem) = ("the end event", EventProblem::Unrecorded);
                 Err(ErrorDetail::Event { which, problem }.into())

@@ -352,7 +352,7 @@ struct Ranges {
     tidied_at: usize,
 }
 
-/// A range, the work that wrote it, and the stream ID and ticket of the write.
+/// A range, the work that wrote it, and the stream id and ticket of the write.
 struct LateRange {
     range: Range<u64>,
     by: (u64, u64),
