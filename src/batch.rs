@@ -2,9 +2,9 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`queue`] | the verbs, and what a closure can do with the stream |
-//! | [`region`] | what a replayed batch remembers of its runs |
-//! | [`graph_list`] | where launches are recorded: a graph's list while its closure runs |
+//! | [`queue`] | the verbs, and a closure's access to the stream |
+//! | [`region`] | the state that a replayed batch keeps between runs |
+//! | [`graph_list`] | where launches are recorded, and a graph's list while its closure runs |
 //! | [`finish`] | how a batch becomes a future, and the outcome of work that fails when it runs |
 //! | [`launch`] | launches, which replayed batches and graphs record |
 //! | [`report`] | the outcome of lists and graphs, and why |
@@ -12,8 +12,8 @@
 //! | [`transfer`] | copies of parts and rows |
 //! | [`pieces`] | copies of many pieces |
 //! | [`peer`] | copies between devices |
-//! | [`settle`] | what a batch may return, and when that is ready |
-//! | [`source`] | what can be uploaded |
+//! | [`settle`] | the values that a batch may return, and when they are ready |
+//! | [`source`] | the host data that can be uploaded |
 #![forbid(unsafe_code)]
 
 mod fill;

@@ -356,7 +356,7 @@ impl<S: GraphSlots> Graph<S> {
         report::count(&self.engine, &launch);
     }
 
-    /// The graph's instance on the stream. Instances of streams that are gone are removed.
+    /// The graph's instance on the stream. Removes instances of streams that no longer exist.
     fn instance(&self, stream: &Arc<StreamHandle>) -> Arc<Mutex<Instance>> {
         let mut instances = self.instances.lock();
         let is_its = |on: &&OnOneStream| std::ptr::eq(on.stream.as_ptr(), Arc::as_ptr(stream));

@@ -384,7 +384,7 @@ mod tests {
         range.want(0);
         range.want(2 << 20);
         range.commit(&stream, 2 << 20, None).expect("memory");
-        // SAFETY: nobody uses it.
+        // SAFETY: nothing uses it.
         assert_eq!(unsafe { range.decommit(0) }.expect("a step"), 2 << 20);
         assert_eq!(range.committed(), 2 << 20);
     }

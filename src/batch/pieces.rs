@@ -92,7 +92,7 @@ impl Queue<'_> {
     /// See [`Stream::copy_many`](crate::Stream::copy_many).
     ///
     /// # Errors
-    /// As there.
+    /// Those listed there.
     #[track_caller]
     pub fn copy_many<T: Element>(
         &self,

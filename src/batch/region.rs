@@ -1,4 +1,4 @@
-//! [`Region`]: what a replayed batch remembers of its last runs.
+//! [`Region`]: the state that a replayed batch keeps between runs.
 //!
 //! A run of the closure produces lists, one for each sequence of launches between operations that a graph cannot contain. The lists of a
 //! run are numbered. Each number has a slot for each stream, and further slots for the rest of the list after each interruption, so the
@@ -45,7 +45,7 @@ use crate::submit::{
 };
 use crate::thread::{contain, locks};
 
-/// The memory of a replayed batch; see [`Stream::replay`](crate::Stream::replay).
+/// The state that a replayed batch keeps between runs; see [`Stream::replay`](crate::Stream::replay).
 ///
 /// It keeps the kernels of its last lists, and no buffers. It can be used on several streams and remembers each, without keeping any
 /// open: a stream's graphs are dropped with the stream. A list that is missing from two runs on a stream is forgotten.
@@ -142,7 +142,7 @@ impl Region {
         (number, part): (usize, usize),
     ) -> (&mut ListSlot, &mut Report) {
         let at = self.streams.iter().position(|on| on.is_of(stream)).unwrap_or_else(|| {
-            // Slots of streams that are gone are removed.
+            // Removes slots of streams that no longer exist.
             self.streams.retain(|on| on.stream.strong_count() > 0);
             self.streams.push(OnStream {
                 stream: Arc::downgrade(stream),

@@ -1,4 +1,4 @@
-//! What a batch may return, and host values that the device still uses.
+//! The values that a batch may return, and host values that the device still uses.
 //!
 //! # Invariants
 //! 1. A [`Lent`] carries its point. The future that returns its value waits for that point, whichever batch, stream or device made it
@@ -27,8 +27,8 @@ use crate::runtime::stream_state::StreamState;
 #[must_use = "return it from the batch, or the future cannot hand it back"]
 pub struct Lent<T>(pub(crate) Settled<T>);
 
-/// What a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and options of
-/// them. Sealed, so that no other code can open a [`Lent`] early.
+/// A value that a batch may return: device values, [`Lent`] host values, and tuples, arrays, vectors and
+/// options of them. Sealed, so that no other code can open a [`Lent`] early.
 #[diagnostic::on_unimplemented(
     message = "a batch cannot return `{Self}`",
     label = "not a value that a batch returns",

@@ -58,7 +58,7 @@ impl Queue<'_> {
     /// See [`Stream::copy_2d`](crate::Stream::copy_2d).
     ///
     /// # Errors
-    /// As there.
+    /// Those listed there.
     #[track_caller]
     pub fn copy_2d<T: Element>(
         &self,
@@ -86,7 +86,7 @@ impl Queue<'_> {
     /// See [`Stream::upload_2d`](crate::Stream::upload_2d).
     ///
     /// # Errors
-    /// As there. [`Refused`] has the pinned buffer.
+    /// Those listed there. [`Refused`] has the pinned buffer.
     #[track_caller]
     pub fn upload_2d<T: Element>(
         &self,
@@ -125,7 +125,7 @@ impl Queue<'_> {
     /// See [`Stream::download_2d`](crate::Stream::download_2d).
     ///
     /// # Errors
-    /// As there. [`Refused`] has the pinned buffer.
+    /// Those listed there. [`Refused`] has the pinned buffer.
     #[track_caller]
     pub fn download_2d<T: Element>(
         &self,

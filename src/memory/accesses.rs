@@ -68,7 +68,7 @@ impl<'a> Accesses<'a> {
         })
     }
 
-    /// Whether work that can still fail may have written what it reads.
+    /// Whether work that can still fail may have written its inputs.
     #[inline]
     pub(crate) fn may_be_late(&self) -> bool {
         self.tracked().any(Access::may_be_late)
@@ -155,7 +155,7 @@ fn add(edges: &mut Edges, used: &Point) {
 }
 
 impl Access<'_> {
-    /// Whether work that can still fail may have written what it reads.
+    /// Whether work that can still fail may have written its inputs.
     #[inline]
     pub(crate) fn may_be_late(&self) -> bool {
         !matches!(self.mode, Mode::Overwrite) && self.memory.late.is_used()

@@ -90,7 +90,7 @@ struct RawBlock {
 pub(crate) struct PinnedBlock {
     pool: Arc<PinnedPool>,
     raw: RawBlock,
-    /// A device may access the block at any time, for ever.
+    /// A device may access the block at any time from now on.
     quarantined: AtomicBool,
 }
 
@@ -193,7 +193,7 @@ impl PinnedPool {
         Arc::new(PinnedBlock { pool: self.clone(), raw, quarantined })
     }
 
-    /// Makes a slab in the background, unless the device is gone by then.
+    /// Makes a slab in the background, unless the device is closed or lost by then.
     fn growth(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
         let pool = Arc::downgrade(self);
         move || {

@@ -164,7 +164,7 @@ impl<'a, T: Element> View<'a, T> {
         span::<T>(self.memory, self.start_bytes, self.len, self.tracking)
     }
 
-    /// The memory, where the elements begin in it, and who orders its uses.
+    /// The memory, where the elements begin in it, and what orders its uses.
     pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, Tracking) {
         (self.memory, self.start_bytes, self.tracking)
     }
@@ -274,7 +274,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
         Ok(self.cut(mid))
     }
 
-    /// The memory, where the elements begin in it, and who orders its uses.
+    /// The memory, where the elements begin in it, and what orders its uses.
     pub(super) fn place(&self) -> (&'a Arc<Allocation>, u64, Tracking) {
         (self.memory, self.start_bytes, self.tracking)
     }

@@ -84,7 +84,7 @@ impl Shape2 {
         self.columns
     }
 
-    /// The number of elements from one row's begin to the next one's.
+    /// The number of elements from one row's start to the next one's.
     #[must_use]
     pub fn pitch(&self) -> usize {
         self.pitch
@@ -130,7 +130,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// Borrows the whole buffer as rows of `columns` elements, for reading.
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
+    /// [`ErrorDetail::Ragged`] if they are not a whole number of rows.
     pub fn rows_of(&self, columns: usize) -> Result<View2<'_, T>> {
         self.view().rows_of(columns)
     }
@@ -138,7 +138,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// Borrows the whole buffer as rows of `columns` elements, for writing.
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
+    /// [`ErrorDetail::Ragged`] if they are not a whole number of rows.
     pub fn rows_of_mut(&mut self, columns: usize) -> Result<ViewMut2<'_, T>> {
         self.view_mut().rows_of_mut(columns)
     }
@@ -148,7 +148,7 @@ impl<T: Element> Frozen<T> {
     /// Borrows all of it as rows of `columns` elements.
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
+    /// [`ErrorDetail::Ragged`] if they are not a whole number of rows.
     pub fn rows_of(&self, columns: usize) -> Result<View2<'_, T>> {
         self.view().rows_of(columns)
     }
@@ -158,7 +158,7 @@ impl<'a, T: Element> View<'a, T> {
     /// The same elements as rows of `columns` elements.
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
+    /// [`ErrorDetail::Ragged`] if they are not a whole number of rows.
     pub fn rows_of(&self, columns: usize) -> Result<View2<'a, T>> {
         let shape = Shape2::of(self.len(), columns)?;
         let (memory, start_bytes, tracking) = self.place();
@@ -170,7 +170,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// The same elements as rows of `columns` elements.
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`] if they are no whole number of rows.
+    /// [`ErrorDetail::Ragged`] if they are not a whole number of rows.
     pub fn rows_of_mut(self, columns: usize) -> Result<ViewMut2<'a, T>> {
         let shape = Shape2::of(self.len(), columns)?;
         let (memory, start_bytes, tracking) = self.place();
@@ -191,7 +191,7 @@ impl<'a, T> View2<'a, T> {
         self.shape.columns
     }
 
-    /// The number of elements from one row's begin to the next one's.
+    /// The number of elements from one row's start to the next one's.
     #[must_use]
     pub fn pitch(&self) -> usize {
         self.shape.pitch
@@ -232,7 +232,7 @@ impl<'a, T: Element> View2<'a, T> {
     /// Borrows one row.
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`] if there is none of that number.
+    /// [`ErrorDetail::OutOfBounds`] if there is no such row.
     pub fn row(&self, row: usize) -> Result<View<'a, T>> {
         let View2 { memory, start_bytes, shape, tracking, .. } = self.slice(row..=row, ..)?;
         Ok(View::new(memory, start_bytes, shape.columns, tracking))
@@ -252,7 +252,7 @@ impl<'a, T> ViewMut2<'a, T> {
         self.shape.columns
     }
 
-    /// The number of elements from one row's begin to the next one's.
+    /// The number of elements from one row's start to the next one's.
     #[must_use]
     pub fn pitch(&self) -> usize {
         self.shape.pitch
@@ -299,7 +299,7 @@ impl<'a, T: Element> ViewMut2<'a, T> {
     /// Borrows one row for writing.
     ///
     /// # Errors
-    /// [`ErrorDetail::OutOfBounds`] if there is none of that number.
+    /// [`ErrorDetail::OutOfBounds`] if there is no such row.
     pub fn row_mut(&mut self, row: usize) -> Result<ViewMut<'_, T>> {
         let ViewMut2 { memory, start_bytes, shape, tracking, .. } =
             self.slice_mut(row..=row, ..)?;

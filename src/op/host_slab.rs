@@ -21,7 +21,7 @@ impl<T: Element> HostSlab<T> {
     /// Yes: dropping the future loses nothing.
     ///
     /// # Errors
-    /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an operation overwrites all of it;
+    /// Its producer failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an operation overwrites all of it;
     /// a graph that uses it in each launch ([`ErrorDetail::KeptByGraph`](crate::ErrorDetail::KeptByGraph)); there is no such block; a device
     /// that is lost or closed.
     #[track_caller]

@@ -18,7 +18,7 @@ impl<T: Element> Mapped<T> {
     /// Yes: dropping the future loses nothing.
     ///
     /// # Errors
-    /// What should have written it failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
+    /// Its producer failed ([`ErrorDetail::Upstream`](crate::ErrorDetail::Upstream)), until an
     /// operation overwrites all of it; a device that is lost or closed.
     pub async fn host(&mut self) -> Result<&mut [T]> {
         let (uses, on) = before_host("host", &self.span(), Mode::ReadWrite)?;

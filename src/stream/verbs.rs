@@ -174,7 +174,7 @@ verbs! {
     /// Copies device memory into a `Vec`. Ready proves *visible to the host*.
     ///
     /// # Blocking
-    /// As [`download`](Self::download); and the poll that finds the copy complete copies on from pinned
+    /// As [`download`](Self::download); and the poll that finds it complete copies the data out of pinned
     /// memory, about 0.1 ms per MiB. For large data use [`Stream::download_staged`].
     ///
     /// # Errors
@@ -527,10 +527,10 @@ verbs! {
         queue.finish(result)
     }
 
-    /// A [`batch`](Stream::batch) with a memory: the closure's launches are collected in lists, and a list
-    /// with the same shape as in the previous run is launched as one graph, with changed arguments updated. A
-    /// list of another shape is launched operation by operation, and its graph is discarded. Fills and copies
-    /// within the device count as launches.
+    /// A [`batch`](Stream::batch) that remembers its last run: the closure's launches are collected in lists,
+    /// and a list with the same shape as in the previous run is launched as one graph, with changed arguments
+    /// updated. A list of another shape is launched operation by operation, and its graph is discarded. Fills
+    /// and copies within the device count as launches.
     ///
     /// The closure runs each time; results, ordering, errors and the value are those of a batch. The
     /// **shape** of a list is its kernels, in order, and their dependencies: arguments, lengths and launch

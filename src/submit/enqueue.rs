@@ -16,7 +16,7 @@
 //! its failure. If the device was lost, that error replaces the closure's.
 //!
 //! # Invariants
-//! 1. What the closure captured, returned or threw is dropped after the unlock (`drops_inside_the_closure_only_enqueue`).
+//! 1. The closure's captures, its result and its panic payload are dropped after the unlock (`drops_inside_the_closure_only_enqueue`).
 //! 2. Kept values are dropped by the reaper when the ticket is complete, even if the closure failed (`kept_until_complete`,
 //!    `kept_after_an_error`).
 #![forbid(unsafe_code)]

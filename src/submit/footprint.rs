@@ -48,7 +48,7 @@ pub struct Footprint<'a> {
     pub(crate) peers: bool,
 }
 
-/// What an operation creates that others will depend on.
+/// The buffer that an operation creates for others to depend on.
 #[derive(Clone, Copy)]
 pub(super) enum Makes {
     Nothing,

@@ -87,7 +87,7 @@ impl RawQueue<'_> {
         self.engine().backend.ordinal()
     }
 
-    /// Puts a Rust function on the stream of a host device, in place of what the library does on a GPU.
+    /// Puts a Rust function on the stream of a host device, in place of the library's work on a GPU.
     ///
     /// The stream's worker runs it once, in stream order, after checking that every declared range is live. A panic in
     /// it loses the device, as a kernel fault does. Pass a function that can fail to [`try_host`](Self::try_host).

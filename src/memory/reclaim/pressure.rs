@@ -24,7 +24,7 @@ pub enum Pressure {
     ///
     /// A request that needs several buffers should [reserve](crate::Device::reserve) them, or allocate all of them before it queues work; or run few
     /// requests at once (a [`StreamPool`](crate::StreamPool), a semaphore). The queued work of a request that is refused halfway holds memory that
-    /// only its own stream can reuse soon: requests on several streams that restart at once can block one another for ever. The limit does not count
+    /// only its own stream can reuse soon: requests on several streams that restart at once can block one another forever. The limit does not count
     /// the pinned memory of uploads that are queued meanwhile.
     Fail,
 }

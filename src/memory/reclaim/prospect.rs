@@ -64,7 +64,7 @@ pub(crate) enum Prospect {
 
 impl Engine {
     /// The memory that `stream` could take over, with the waits that it needs: everything pending or cached,
-    /// except what was freed on `stream` in order.
+    /// except memory freed in order on `stream`.
     pub(crate) fn candidates(
         &self,
         streams: &[StreamRef<StreamState>],
