@@ -405,7 +405,7 @@ impl LateOutcomes {
         }
     }
 
-    /// The outcomes that the inputs of an operation depend on, for a loan: its work is not submitted yet, and reads when they are complete.
+    /// The outcomes that the inputs depend on, for a loan or an access of the host: it is not submitted, and reads when they are complete.
     pub(crate) fn of_inputs(footprint: &Footprint<'_>) -> Option<Box<Dependencies>> {
         let mut found = Read::new();
         let late = footprint.accesses.tracked().filter(|access| access.may_be_late());
