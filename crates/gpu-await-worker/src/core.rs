@@ -203,6 +203,7 @@ impl Core {
             keep::abandoned(owner);
             self.stuck.push(process);
         }
+        keep::released(spec.number());
         self.life = Life::over(Instant::now(), self.stuck.len());
         (self.stats, self.last_cause) = (old.stats, Some(cause));
         processes::tell_end(spec, &error, after);
@@ -419,11 +420,18 @@ impl Core {
     }
 
     /// The state that its group sees.
-    pub(crate) fn seen(&self) -> Seen {
+    pub(crate) fn seen(&self, spec: &Spec) -> Seen {
         let main = self.seats[Role::Main].process.as_ref();
-        let ready = match self.life.is_serving() {
+        let takes = |it: &Process| {
+            !it.is_falling() && !it.is_stopped && !it.is_busy && it.asked_mut.is_empty()
+        };
+        let is_blocked = |it: &Process| {
+            it.asked_mut.iter().any(|name| keep::is_of_another(&spec.key(name), spec.number()))
+        };
+        let ready = match main {
             _ if self.ended.is_some() || self.life.is_closing() => Readiness::Never,
-            true if main.is_some_and(|process| !process.is_falling()) => Readiness::Now,
+            Some(main) if self.life.is_serving() && takes(main) => Readiness::Now,
+            Some(main) if is_blocked(main) => Readiness::Blocked,
             _ => Readiness::Later,
         };
         let load = self.calls.len();

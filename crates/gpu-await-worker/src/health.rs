@@ -52,8 +52,8 @@ pub struct WorkerHealth {
     pub is_stopped: bool,
     /// The executor of its process has not been polled for 5 s: something blocks it.
     pub is_busy: bool,
-    /// The name of [kept](crate::Host::keep_mut) memory that its process asked for and that another process may write, such as another worker's:
-    /// no call is sent until that process has ended.
+    /// The name of [kept](crate::Host::keep_mut) memory that its process asked for and that is another process's, which has not ended, or another
+    /// worker's: no call is sent until it is this one's.
     pub waits_for: Option<String>,
     /// Why the system refused the last attempt to start a process or a standby: it is tried again after a growing delay.
     pub refusal: Option<Cause>,

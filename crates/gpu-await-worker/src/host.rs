@@ -112,9 +112,12 @@ impl Host {
     /// [replacement](crate::Worker::replace) when the other process has answered its calls: a start that awaits it in either never ends. With such memory
     /// suspects run in the main process, and a takeover takes until that process is reaped.
     ///
+    /// A name is one worker's on each GPU: until that worker is closed or given up, only its own next process gets the memory, and other workers that
+    /// asked for it [wait](crate::WorkerHealth::waits_for), as do their calls, unless these have a deadline. So two workers of a [`Group`](crate::Group) on one GPU need two
+    /// names; with one name, the group calls the worker that has the memory.
+    ///
     /// Memory that something still has (a fork in its own process group), or whose process does not end, is given up after 5 s: the next process makes
     /// new memory. Kept for each GPU, by the front, like [`keep`](Self::keep), with names of its own; an error of the GPU's memory (ECC) drops it.
-    /// it.
     ///
     /// # Errors
     /// This process has asked for that name before; a name of more than 256 bytes; on a GPU with

@@ -53,7 +53,7 @@ impl Payloads {
         self.response = Some(response);
     }
 
-    /// Stops the limit of the call ([`Call::within`](crate::Call::within)) until the returned guard is dropped, and then restarts it from zero: for
+    /// Stops the limit of the call ([`Call::within`](crate::Call::within)) until the returned guard, and each other one of this call, is dropped, and then restarts it from zero: for
     /// a service whose calls wait for a stream or a batch, which says nothing about them. A call that waits this way is not
     /// [suspected](crate::Guilt) when another one exceeds its limit.
     ///
@@ -90,7 +90,7 @@ impl Payloads {
     }
 }
 
-/// The paused limit of a call: see [`Payloads::pause_limit`]. Dropping it, on any thread, restarts the limit from zero.
+/// The paused limit of a call: see [`Payloads::pause_limit`]. Dropping the last one of the call, on any thread, restarts the limit from zero.
 #[derive(Debug)]
 #[must_use = "the limit counts again when this is dropped"]
 pub struct PausedLimit {

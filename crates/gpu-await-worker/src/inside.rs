@@ -237,7 +237,7 @@ impl Inside {
     /// The state that its group sees.
     pub(crate) fn seen(&self) -> Seen {
         match self.process.is_here() {
-            true => self.with(|core, _| core.seen()),
+            true => self.with(|core, _| core.seen(&self.spec)),
             false => Seen { ready: Readiness::Never, load: 0, is_full: true },
         }
     }

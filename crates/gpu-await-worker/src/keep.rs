@@ -118,6 +118,9 @@ pub(crate) enum AskedMut {
 /// The reply to a process that asks for memory to write; and whether memory was set aside for it because something still has that.
 pub(crate) fn ask_mut(key: &Key, asker: Owner, process: u32, now: Instant) -> (AskedMut, bool) {
     let mut kept = MUTABLE.lock();
+    if kept.is_of_another(key, asker.0) {
+        return (AskedMut::Wait { settles: false }, false);
+    }
     let mut aside = Vec::new();
     if let Some((since, memory, remains)) = kept.settling(key) {
         if is_left(key, memory, remains) {
@@ -175,6 +178,16 @@ pub(crate) fn made(key: &Key, by: Owner, generation: u64, fds: Vec<OwnedFd>) -> 
         descriptors.info().is_ok_and(|info| info.is_mutable && info.generation == generation);
     let taken = is_it.then(|| MUTABLE.lock().made(key, by, generation, descriptors));
     taken.is_some_and(|taken| taken.is_ok())
+}
+
+/// Whether memory to write is for the processes of another worker than this one.
+pub(crate) fn is_of_another(key: &Key, worker: usize) -> bool {
+    MUTABLE.lock().is_of_another(key, worker)
+}
+
+/// A worker has ended: its memory is for whichever asks next. Returns whether there was any.
+pub(crate) fn released(worker: usize) -> bool {
+    MUTABLE.lock().released(worker)
 }
 
 /// A process begins to write, or ends; false if it is not to.

@@ -11,11 +11,14 @@
 //! Each entry also has a mark: `writes` sets it when a process begins to write, and clears it when the process ends its writes. A process that goes
 //! while it is set leaves its number there, for whoever gets the memory next, until a write succeeds.
 //!
+//! And it has a worker: the one whose process got it. Until that worker ends (`released`), only its own next process gets the memory.
+//!
 //! # Invariants
 //! 1. At most one process has it, and nobody gets it while something else may still have it: between two processes lie the end of the first
 //! one and a proof that nothing has it (`never_two_writers`).
 //! 2. The next process that gets it learns of the last write that did not end, and of no other (`never_two_writers`).
 //! 3. A process keeps it until it is gone: nothing that it says gives it to another one (`never_two_writers`).
+//! 4. A worker keeps it until it ends: no process of another worker gets it (`never_two_writers`).
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -56,6 +59,8 @@ struct Entry<D, R> {
     writes: bool,
     /// The number of the process whose write did not end.
     died: Option<u64>,
+    /// The worker of that process, until it ends.
+    worker: Option<usize>,
 }
 
 /// All such memory. What remains of a process (`R`) tells whether that still has the memory.
@@ -77,7 +82,8 @@ impl<D, R: Clone> Mutable<D, R> {
             self.generations = generation;
             let place = Place::Making { owner: asker, process };
             let (memory, writes, died) = (None, false, None);
-            let entry = Entry { place, memory, made: generation, generation, writes, died };
+            let worker = Some(asker.0);
+            let entry = Entry { place, memory, made: generation, generation, writes, died, worker };
             self.entries.insert(key.clone(), entry);
             return Given::Make(generation);
         }
@@ -86,14 +92,27 @@ impl<D, R: Clone> Mutable<D, R> {
             (Place::Making { owner, .. } | Place::Lent { owner, .. }, _) if *owner == asker => {
                 Given::Twice
             }
-            (Place::Free, Some(memory)) => {
+            (Place::Free, Some(memory)) if entry.worker.is_none_or(|worker| worker == asker.0) => {
                 self.generations = generation;
+                entry.worker = Some(asker.0);
                 entry.place = Place::Lent { owner: asker, process };
                 entry.generation = generation;
                 Given::Take { generation, made: entry.made, died: entry.died, memory }
             }
             _ => Given::Wait,
         }
+    }
+
+    /// Whether it is for the processes of another worker than this one.
+    pub(crate) fn is_of_another(&self, key: &Key, worker: usize) -> bool {
+        let owner = self.entries.get(key).and_then(|entry| entry.worker);
+        owner.is_some_and(|owner| owner != worker)
+    }
+
+    /// A worker has ended: its memory is for whichever asks next. Returns whether it had any.
+    pub(crate) fn released(&mut self, worker: usize) -> bool {
+        let its = self.entries.values_mut().filter(|entry| entry.worker == Some(worker));
+        its.map(|entry| entry.worker = None).count() > 0
     }
 
     /// The memory, if nobody has it.

@@ -3,7 +3,8 @@
 //! | a worker | takes a call | is picked |
 //! |---|---|---|
 //! | serves | now | first: the one with the fewest calls in flight, equals in turn |
-//! | starts, or is being started again or probed | later | where none serves that has room |
+//! | starts, is being started again or probed, or its process is stopped or blocked | later | where none serves that has room |
+//! | waits for [kept memory](crate::Host::keep_mut) of another worker | when that one has ended | where all others have ended |
 //! | is given up, closing or closed | never | where there is no other: it says why |
 //!
 //! | a call that came back | goes on |
@@ -33,6 +34,8 @@ pub(crate) enum Readiness {
     Now,
     /// They wait until it serves.
     Later,
+    /// They wait until another worker ends, which may have no reason to.
+    Blocked,
     Never,
 }
 
@@ -54,7 +57,8 @@ impl Seen {
             (Readiness::Later, false) => 1,
             (Readiness::Now, true) => 2,
             (Readiness::Later, true) => 3,
-            (Readiness::Never, _) => 4,
+            (Readiness::Blocked, _) => 4,
+            (Readiness::Never, _) => 5,
         }
     }
 }
@@ -67,7 +71,8 @@ pub(crate) fn pick(
 ) -> usize {
     let workers = seen.len().max(1);
     let key = |(at, seen): &(usize, Seen)| {
-        let is_own = own == Some(*at) && seen.ready != Readiness::Never;
+        let takes = matches!(seen.ready, Readiness::Now | Readiness::Later);
+        let is_own = takes && own == Some(*at);
         (Reverse(is_own), seen.rank(), seen.load, (at + workers - turn % workers) % workers)
     };
     seen.enumerate().min_by_key(key).map_or(0, |(at, _)| at)
@@ -97,6 +102,7 @@ mod tests {
 
     const NOW: Seen = Seen { ready: Readiness::Now, load: 0, is_full: false };
     const LATER: Seen = Seen { ready: Readiness::Later, ..NOW };
+    const BLOCKED: Seen = Seen { ready: Readiness::Blocked, ..NOW };
     const NEVER: Seen = Seen { ready: Readiness::Never, ..NOW };
 
     fn loaded(seen: Seen, load: usize) -> Seen {
@@ -115,6 +121,9 @@ mod tests {
         assert_eq!(pick(&[loaded(LATER, 3), loaded(NOW, 10), NEVER], 0, None), 0);
         assert_eq!(pick(&[NEVER, NEVER, loaded(LATER, 10)], 0, None), 2);
         assert_eq!(pick(&[NEVER, NEVER], 3, None), 1);
+        // One that may never serve, where there is no other: not even its own.
+        assert_eq!(pick(&[BLOCKED, loaded(LATER, 10), NEVER], 0, Some(0)), 1);
+        assert_eq!(pick(&[NEVER, BLOCKED], 0, None), 1);
         // Its own, unless that never takes calls again.
         assert_eq!(pick(&[NOW, loaded(LATER, 7)], 0, Some(1)), 1);
         assert_eq!(pick(&[NOW, NEVER], 1, Some(1)), 0);

@@ -24,8 +24,10 @@ use crate::system;
 /// The page in which a process publishes its status, and the bytes for each call behind it.
 const PAGE: u64 = 4096;
 const CALL_BYTES: u64 = size_of::<[AtomicU64; 2]>() as u64;
-/// In place of a time: a call that has begun and is paused.
+/// In place of a time: a call that has begun and is paused once; for each further pause one less.
 const WAITS: u64 = u64::MAX;
+/// No time is later.
+const LAST_TIME: u64 = WAITS - u32::MAX as u64;
 
 /// The size of the status area, in front of all leases, of a slab of responses for so many calls.
 pub(crate) fn status_bytes(most_calls: usize) -> u64 {
@@ -204,17 +206,27 @@ impl Begun<'_> {
         self.0[1].store(generation.wrapping_add(1), Ordering::Release);
     }
 
-    /// The call that began last is paused.
+    /// The call that began last is paused once more.
     pub(crate) fn pauses(&self) {
-        self.0[0].store(WAITS, Ordering::Relaxed);
+        let pause = |at| Some(if at > LAST_TIME { at - 1 } else { WAITS });
+        self.update(pause);
     }
 
-    /// The limit of this call counts again, if it is the one that began last.
+    /// A pause of this call ends; with the last one its limit counts again. Nothing if another call began since.
     pub(crate) fn restarts(&self, generation: u64) {
         // ORDERING: Relaxed: if another call begins in its slot at this very moment, the other one counts from now.
         if self.0[1].load(Ordering::Relaxed) == generation.wrapping_add(1) {
-            self.0[0].store(system::monotonic_ns(), Ordering::Relaxed);
+            let end = |at| match at {
+                WAITS => Some(system::monotonic_ns()),
+                _ => (at > LAST_TIME).then_some(at + 1),
+            };
+            self.update(end);
         }
+    }
+
+    fn update(&self, next: impl FnMut(u64) -> Option<u64>) {
+        // ORDERING: Relaxed: a single number, which orders nothing.
+        drop(self.0[0].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next));
     }
 
     /// How long ago the call began; `None` before that, and while it is paused.
@@ -222,7 +234,8 @@ impl Begun<'_> {
         // ORDERING: Acquire, as above.
         let is_it = self.0[1].load(Ordering::Acquire) == generation.wrapping_add(1);
         // A process may write any time: one in the future counts as now.
-        let since = is_it.then(|| self.0[0].load(Ordering::Relaxed)).filter(|at| *at != WAITS)?;
+        let since = is_it.then(|| self.0[0].load(Ordering::Relaxed));
+        let since = since.filter(|at| *at <= LAST_TIME)?;
         Some(Duration::from_nanos(system::monotonic_ns().saturating_sub(since)))
     }
 }
@@ -252,6 +265,17 @@ mod tests {
         assert_eq!(begun.age(7), None);
         begun.restarts(7);
         assert!(begun.age(7).unwrap() < age);
+        // Until the last of several pauses ends.
+        begun.pauses();
+        begun.pauses();
+        begun.restarts(7);
+        assert_eq!(begun.age(7), None);
+        begun.restarts(7);
+        assert!(begun.age(7).is_some());
+        // One that ended too often changes nothing.
+        let age = long_ago(7);
+        begun.restarts(7);
+        assert!(begun.age(7).unwrap() >= age);
         // The next one in the slot does not wait.
         begun.pauses();
         begun.begins(8);

@@ -142,7 +142,9 @@ impl<S: Service> Worker<S> {
     }
 
     /// Replaces the serving process without losing a call: another one starts beside it and takes the calls once it is ready; then the
-    /// old one answers its remaining calls, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once.
+    /// old one answers its remaining calls, and ends. A [standby](WorkerBuilder::standby) that is ready takes over at once: it has started its service
+    /// before this call, so what [`Service::start`] read then, such as a file of settings, may be old. The worker's configuration is the same for all
+    /// its processes.
     ///
     /// Ready proves that the process that served at the call is gone, and that another one serves; if none served, that one does. Calls that
     /// the old one does not answer within [`Replace::drain`] are lost, or sent again; and so is a suspect that runs in the standby for as long.
@@ -165,7 +167,7 @@ impl<S: Service> Worker<S> {
     }
 
     /// Ends the worker: calls that no process has fail with [`Error::Closed`], the process answers the others and ends, and is killed if that takes
-    /// longer than `limit`. Returns when it is gone. A worker that was given up is closed as well, and can no longer be [revived](Self::revive).
+    /// longer than `limit`. An [idempotent](Call::idempotent) call that it had then also fails with `Closed`, and may have run. Returns when the process is gone. A worker that was given up is closed as well, and can no longer be [revived](Self::revive).
     pub async fn close(self, limit: Duration) {
         self.handle.inside.close(capped(limit));
         self.ended().await;

@@ -21,7 +21,7 @@ use crate::worker::{Worker, WorkerBuilder};
 
 /// Workers of one [`Service`] that are called as one: one on each GPU. Cheap to clone, `Send + Sync`; used on any executor.
 ///
-/// A call goes to the serving worker with the fewest calls in flight, and to equals in turn. Where none serves it waits for one that is
+/// A call goes to the [serving](crate::WorkerHealth::is_serving) worker with the fewest calls in flight, and to equals in turn. Where none serves it waits for one that is
 /// starting.
 ///
 /// # When a GPU is lost
@@ -42,7 +42,7 @@ use crate::worker::{Worker, WorkerBuilder};
 ///
 /// # Several workers on one GPU
 /// are possible: a fault of one leaves the others alone. They take turns on the GPU, of some 2.4 ms each, and none gets faster: use them
-/// for isolation, not for speed.
+/// for isolation, not for speed. Each needs its own names for [memory that its processes write](crate::Host::keep_mut).
 ///
 /// # Ownership
 /// As of a [`Worker`]: the processes end with the last handle.

@@ -409,6 +409,7 @@ impl Core {
                 self.unwanted.push(process);
             }
         }
+        after.wake |= keep::released(spec.number());
         for ticket in self.calls.end_all() {
             after.end(ticket, Outcome::Failed(error.clone()));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpu_await_worker::{Cause, Error, Restart, Worker, WorkerBuilder};
+use gpu_await_worker::{Cause, Error, Group, Restart, Worker, WorkerBuilder};
 use gpu_await_worker::{forget_kept, kept};
 
 use crate::twin::{CELLS, Do, Done, Found, Start, Twin, Write, eventually, kill, lives, lost, run};
@@ -87,6 +87,50 @@ fn a_second_worker_says_what_it_waits_for() {
         assert!(second.health().is_serving(), "{}", second.health());
         second.close(Duration::from_secs(20)).await;
         assert!(forget_kept(None, "wanted"));
+    });
+}
+
+/// Two workers of a group ask for one name: all calls go to the one that has the memory, and back to it after a death.
+#[test]
+fn a_group_calls_the_one_that_has_it() {
+    run(async {
+        let group = Group::spawn([builder("group"), builder("group")]).await.unwrap();
+        let call = |request| group.call(request).idempotent().deadline(Duration::from_secs(20));
+        for n in 1..=8 {
+            assert_eq!(counted(call(Do::Count(Write::Whole)).await).0, n);
+        }
+        let dies = group.call(Do::Abort).send();
+        let others = (0..8).map(|_| call(Do::Later(7, Duration::from_millis(20))).into_future());
+        let others = futures::future::join_all(others).await;
+        lost(dies.await);
+        assert!(others.iter().all(|answer| *answer == Ok(Done::Number(7))), "{others:?}");
+        assert_eq!(counted(call(Do::Count(Write::Whole)).await).0, 9);
+        assert_eq!(group.stats().moved, 0);
+        group.close(Duration::from_secs(20)).await;
+        assert!(forget_kept(None, "group"));
+    });
+}
+
+/// Another worker waits for it as its process dies: the next process of its own gets it.
+#[test]
+fn it_stays_with_its_worker() {
+    run(async {
+        for standby in [false, true] {
+            let old = builder("stays").standby(standby).spawn().await.unwrap();
+            assert_eq!(count(&old, Write::Whole).await.0, 1);
+            let new = builder("stays").spawn().await.unwrap();
+            eventually("it waits", || new.health().waits_for.is_some());
+            for n in 2..6 {
+                lost(old.call(Do::Abort).await);
+                let counts = old.call(Do::Count(Write::Whole)).deadline(Duration::from_secs(20));
+                assert_eq!(counted(counts.await).0, n);
+            }
+            assert!(new.health().waits_for.is_some());
+            old.close(Duration::from_secs(20)).await;
+            assert_eq!(count(&new, Write::Whole).await.0, 6);
+            new.close(Duration::from_secs(20)).await;
+            assert!(forget_kept(None, "stays"));
+        }
     });
 }
 

@@ -305,6 +305,8 @@ impl Service for Twin {
             }
             Do::WaitsItsTurn(time, answers) => {
                 let waits = payloads.pause_limit();
+                // One that ends meanwhile restarts nothing.
+                drop(payloads.pause_limit());
                 tokio::time::sleep(time).await;
                 drop(waits);
                 if !answers {
