@@ -25,7 +25,7 @@ pub(super) struct LoadedKernels {
     loaded: RwLock<HashMap<Key, Arc<dyn Any + Send + Sync>>>,
 }
 
-/// An algorithm, and the type or types that it is for.
+/// An algorithm, and its type or types.
 pub(super) type Key = (&'static str, &'static str, &'static str);
 
 /// An image on a device.

@@ -20,8 +20,8 @@ pub enum Compare<T> {
     NotEqual(T),
 }
 
-/// [`Compare`] as the kernels have it: whether a value is from `from` up to `to`, or whether it is not. Two comparisons whatever the
-/// condition; with a branch for each condition a selection took a quarter longer.
+/// [`Compare`] as the kernels use it: whether a value is in the range from `from` to `to`, or whether it is not. Always two comparisons; with a
+/// branch for each condition a selection took a quarter longer.
 #[derive(Clone, Copy)]
 pub(super) struct Within<C> {
     pub(super) from: C,
@@ -34,7 +34,7 @@ impl<T: Scalar> Compare<T> {
         let up_to = |to, is_not| Within { from: T::LEAST, to, is_not };
         let from = |from, is_not| Within { from, to: T::GREATEST, is_not };
         match self {
-            // The complement of "below a value" is "from there on", except that a NaN is in neither.
+            // The complement of "below a value" is "from that value up", except that a NaN is in neither.
             Compare::Less(value) => {
                 T::before(value.computed()).map_or_else(nothing::<T>, |to| up_to(to, 0))
             }
@@ -53,7 +53,7 @@ impl<T: Scalar> Compare<T> {
     }
 }
 
-/// No value is.
+/// The condition that no value satisfies.
 fn nothing<T: Scalar>() -> Within<T::Computed> {
     // For floats: a NaN is in no range, and in `NOTHING`.
     match T::NOTHING {

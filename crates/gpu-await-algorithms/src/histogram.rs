@@ -18,7 +18,7 @@ use gpu_await::{Error, ErrorDetail, Queue, Readable, Result, Writable};
 /// Threads of a block that zeroes, and how many blocks at most.
 const INIT_THREADS: u32 = 256;
 const INIT_MOST_BLOCKS: u64 = 1024;
-/// Elements that a block counts at most, in 32 bits, with room for a tile more.
+/// The most elements that a block counts, in 32 bits, leaving room for another tile.
 const BLOCK_COUNTS: u64 = 1 << 31;
 
 struct HistogramKernels {
@@ -75,7 +75,7 @@ impl HistogramKernels {
 }
 
 impl HistogramTuning {
-    /// Blocks for so many elements. A block counts in 32 bits: of more than it counts there are more blocks than are resident.
+    /// Blocks for so many elements. A block counts in 32 bits: beyond that there are more blocks than are resident.
     fn blocks(&self, elements: u64, most_blocks: u64) -> u32 {
         let tiles = elements.div_ceil(u64::from(self.tile));
         let least = elements.div_ceil(BLOCK_COUNTS);
@@ -164,7 +164,7 @@ pub(super) fn histogram_between<T: Scalar>(
         let (what, expected, found) = ("the array of levels", found + 1, expected);
         return Err(refuse(ErrorDetail::WrongLength { op, what, expected, found }.into()));
     }
-    // Floats are compared as such.
+    // Floats are compared as floats.
     let flip = if T::IF_NEGATIVE == 0 { T::ALWAYS } else { 0 };
     let flip = &flip.to_le_bytes()[..size_of::<T>()];
     let inputs = Inputs::of(span).and(levels.span()).bytes(flip).value(bins);

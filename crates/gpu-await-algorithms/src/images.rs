@@ -7,7 +7,7 @@
 //! 1. The manifest and the archive were built from the sources in the repository (`images_are_of_these_sources`).
 //! 2. Every image unpacks to the contents that the manifest states (`every_image_unpacks`).
 //! 3. No image with a kernel that loads by `ld.global.nc` is said to wait first (`constants_are_not_early`).
-//! 4. No length that a launch of these kernels is given makes them count beyond the integers that they count in
+//! 4. No length that a launch of these kernels is given makes them overflow the integers that they count in
 //!    (`parts_fit_the_kernels_integers`, `tiles_fit_the_kernels_integers`).
 #![forbid(unsafe_code)]
 
@@ -37,7 +37,7 @@ static IMAGES: &[PackedImage] = include!("../kernels/manifest.rs");
 const LOAD_CONSTANTS: [&str; 5] =
     ["reduce", "reduce_combined", "segmented", "segmented_combined", "histogram"];
 
-/// Which of an image's codes.
+/// Selects one of an image's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tuned {
     /// PTX, for every device from 8.0 on.
@@ -47,14 +47,14 @@ pub(super) enum Tuned {
 }
 
 impl PackedImage {
-    /// Whether its kernels wait for what is before them in their stream before anything that can have an effect: `build.py` checks that they
-    /// begin with a wait. It proves nothing for a kernel that loads through the cache of constant data, which the compiler may move across a
-    /// wait: nobody writes such data, and what is in front of these kernels does.
+    /// Whether its kernels wait for the work before them in their stream before anything that can have an effect: `build.py` checks that they begin
+    /// with a wait. That proves nothing for a kernel that loads through the cache for constant data, since the compiler may move such loads across
+    /// a wait: it assumes that nobody writes the data, and the work before these kernels does.
     pub(super) fn waits_first(&self, tuned: Tuned) -> bool {
         tuned == Tuned::Hopper && !LOAD_CONSTANTS.iter().any(|family| self.is_of(family))
     }
 
-    /// Whether its name is a family's and an element type.
+    /// Whether its name is that of a family and an element type.
     fn is_of(&self, family: &str) -> bool {
         let rest = self.name.strip_prefix(family).and_then(|rest| rest.strip_prefix('_'));
         rest.is_some_and(|element| !element.contains('_'))
@@ -73,7 +73,7 @@ impl PackedImage {
 }
 
 impl PackedCode {
-    /// The code; `None` if the archive is not that of the manifest.
+    /// The code; `None` if the archive does not match the manifest.
     pub(super) fn unpack(&self) -> Option<Vec<u8>> {
         let packed = ARCHIVE.get(self.packed.clone())?;
         let mut bytes = Vec::with_capacity(self.bytes);
@@ -96,7 +96,7 @@ mod tests {
     /// More elements than any GPU holds.
     const MOST_ELEMENTS: u64 = 1 << 40;
 
-    /// The name of each image, its codes, and those of its facts that end so: each with the fact's beginning.
+    /// The name of each image, its codes, and those of its facts whose names end this way: each with the rest of the fact's name.
     fn facts(end: &str) -> Vec<(&'static str, &'static PackedCode, &'static str, u32)> {
         let codes = IMAGES.iter().flat_map(|image| {
             [Tuned::General, Tuned::Hopper].map(|tuned| (image.name, image.code(tuned)))
@@ -110,7 +110,7 @@ mod tests {
         ended.collect()
     }
 
-    /// Of the kernels that count the elements of a launch in `int`.
+    /// For the kernels that count the elements of a launch in `int`.
     #[test]
     fn parts_fit_the_kernels_integers() {
         let parts = facts("_part");
@@ -118,10 +118,10 @@ mod tests {
             let what = format!("{kernel} of {name}");
             let tile = code.fact(&format!("{kernel}_tile")).expect(&what);
             assert!(*part > 0 && part % tile == 0, "{what}: {part} in tiles of {tile}");
-            // CUB's agents count to the end of a tile; the kernels add a tile and divide.
+            // CUB's agents count to the end of a tile; these kernels add a tile and divide.
             assert!(i32::try_from(part + tile).is_ok(), "{what}: {part} and {tile}");
         }
-        // All that look back at counts in `int`: selections and runs, and of these each kernel that has tiles.
+        // All that look back at counts in `int`: selections and runs; of these, each kernel that has tiles.
         let in_parts = |name: &str| name.starts_with("select_") || name.starts_with("runs_");
         let tiles = facts("_tile").into_iter().filter(|(name, ..)| in_parts(name)).count();
         assert_eq!(parts.len(), tiles);
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// Of the kernels that count elements in 64 bits, and tiles in `int` and by a grid's extent.
+    /// For the kernels that count elements in 64 bits, and tiles in `int` and in a grid's extent.
     #[test]
     fn tiles_fit_the_kernels_integers() {
         let in_tiles = |name: &str| {
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// The general code is text; for 9.0 the same loads are chosen.
+    /// The general code is text; the code for 9.0 has the same loads.
     #[test]
     fn constants_are_not_early() {
         for image in IMAGES {

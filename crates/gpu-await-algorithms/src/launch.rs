@@ -19,7 +19,7 @@ pub(super) struct AlgorithmLaunch<'k> {
 /// The first arguments of every kernel of an operation: memory that it reads, then values.
 #[derive(Clone, Default)]
 pub(super) struct Inputs<'k> {
-    /// An array, as it is covariant.
+    /// An array, since that is covariant.
     reads: [Option<Span<'k>>; 2],
     values: SmallVec<[SmallVec<[u8; 8]>; 2]>,
 }
@@ -49,7 +49,7 @@ impl<'k> Inputs<'k> {
 }
 
 impl<'k> AlgorithmLaunch<'k> {
-    /// A launch that errors call `op`.
+    /// Makes a launch that errors call `op`.
     pub(super) fn new(op: &'static str) -> Self {
         AlgorithmLaunch { footprint: Footprint::new(op), args: ArgBlock::default() }
     }
@@ -75,18 +75,18 @@ impl<'k> AlgorithmLaunch<'k> {
         self.memory(span)
     }
 
-    /// Memory that is overwritten, or, where the device alone knows how much of it, perhaps in part.
+    /// Memory that is overwritten or, where only the device knows how much of it, perhaps in part.
     pub(super) fn writes(self, span: &Span<'k>, in_part: bool) -> Self {
         if in_part { self.updates(span) } else { self.overwrites(span) }
     }
 
-    /// Reads and writes some of the memory, at addresses that are passed apart.
+    /// Reads and writes some of the memory, at addresses that are passed separately.
     pub(super) fn part_of(mut self, span: &Span<'k>) -> Self {
         self.footprint.updates(span);
         self
     }
 
-    /// An address inside of memory that the launch was passed before.
+    /// An address inside memory that was already passed to the launch.
     pub(super) fn address(mut self, span: &Span<'k>, offset_bytes: u64) -> Self {
         self.args.push_memory(span.address() + offset_bytes, 0);
         self
@@ -102,7 +102,7 @@ impl<'k> AlgorithmLaunch<'k> {
         self
     }
 
-    /// No memory: a null pointer.
+    /// Passes a null pointer in place of memory.
     pub(super) fn nothing(mut self) -> Self {
         self.args.push_memory(0, 0);
         self
@@ -117,7 +117,7 @@ impl<'k> AlgorithmLaunch<'k> {
         self
     }
 
-    /// The most elements that there are, and where the device has their number.
+    /// Passes the maximum number of elements, and where the device has the actual number.
     pub(super) fn length(self, length: &ElementCount<'k>) -> Self {
         let launch = self.value(length.most as u64);
         match &length.count {
@@ -126,7 +126,7 @@ impl<'k> AlgorithmLaunch<'k> {
         }
     }
 
-    /// Puts it on the queue's stream.
+    /// Puts the launch on the queue's stream.
     pub(super) fn run(
         mut self,
         queue: &Queue<'_>,

@@ -4,7 +4,7 @@
 //! | item | for |
 //! |---|---|
 //! | [`Algorithms`] | the verbs: all that a program imports, in most cases |
-//! | [`Sequence`], [`SequenceMut`], [`UpTo`] | arrays whose length the device alone knows |
+//! | [`Sequence`], [`SequenceMut`], [`UpTo`] | arrays whose length only the device knows |
 //! | [`Compare`], [`ReduceOp`], [`BitOp`], [`Reproducible`] | conditions and operators |
 //! | [`transform!`], [`Term`] | formulas |
 //! | [`Preload`], [`AlgorithmFamily`] | loading kernels before they are needed |
@@ -18,7 +18,7 @@ mod compare;
 mod elementwise;
 mod histogram;
 mod images;
-/// Of the tests of kernels' texts.
+/// For tests of kernels' texts.
 #[cfg(test)]
 #[path = "../tests/algorithms/ptx/interpreter.rs"]
 mod interpreter;

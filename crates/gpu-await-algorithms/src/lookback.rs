@@ -8,7 +8,7 @@ use super::launch::AlgorithmLaunch;
 use gpu_await::sibling::{Span, UntypedKernel, VerbParts};
 use gpu_await::{DeviceBuffer, Queue, Result};
 
-/// Threads of a block that makes the state.
+/// Threads of a block that initialises the state.
 const INIT_THREADS: u32 = 128;
 
 /// The facts that a launch of such a kernel needs.
@@ -32,7 +32,7 @@ impl Lookback {
         })
     }
 
-    /// How many tiles so many elements are in, at least one. More than a grid can have are refused by the driver.
+    /// How many tiles hold this many elements, at least one. The driver refuses more than a grid can have.
     pub(super) fn tiles_of(&self, elements: u64) -> u32 {
         let tiles = elements.div_ceil(u64::from(self.tile)).max(1);
         u32::try_from(tiles).unwrap_or(u32::MAX - self.padding_tiles)

@@ -1,27 +1,27 @@
-//! [`Parts`]: an array that one launch after the other selects from, and the counts that they leave to one another.
+//! [`Parts`]: an array that successive launches select from, and the counts that each leaves to the next.
 //!
 //! # Invariants
-//! 1. A part is as long as its kernel says (a fact of the image), so that nothing that the kernel counts in `int` leaves that
+//! 1. A part is as long as its kernel says (a fact of the image), so that nothing that the kernel counts in `int` overflows
 //!    (`parts_fit_the_kernels_integers`), and parts cover the array (`parts_cover_an_array`).
-//! 2. A count that a kernel did not write is an error, and never a number: memory for counts between parts is [`UNWRITTEN`] first, a part
-//!    that finds that passes it on, and the host takes no count above the number of elements (`a_kernel_that_leaves_no_count`).
+//! 2. A count that a kernel did not write is an error, and never a number: memory for counts between parts starts as [`UNWRITTEN`], a part
+//! that finds that passes it on, and the host refuses counts above the number of elements (`a_kernel_that_leaves_no_count`).
 #![forbid(unsafe_code)]
 
 use gpu_await::{ErrorDetail, Result};
 
-/// What stands where a count is not written yet; the kernels know it as `unwritten`.
+/// Marks a count that is not written yet; the kernels call it `unwritten`.
 pub(super) const UNWRITTEN: u64 = u64::MAX;
-/// Bytes that a part leaves to the next one: two numbers.
+/// Bytes that a part leaves for the next one: two numbers.
 pub(super) const LEFT_BYTES: u64 = 16;
 
-/// How the elements of an array are shared out among launches: as many as a launch may take each, and the rest to the last.
+/// How the elements of an array are divided among launches: as many each as a launch may take, and the rest for the last.
 pub(super) struct Parts {
     elements: u64,
     of_each: u64,
 }
 
 impl Parts {
-    /// For kernels that take so many at most; fewer, in whole tiles, if that is asked for.
+    /// For kernels that take at most this many; fewer, in whole tiles, if asked for.
     pub(super) fn of(elements: u64, most: u32, (tile, asked): (u32, Option<u32>)) -> Self {
         let asked = asked.map_or(u32::MAX, |asked| asked.max(tile) / tile * tile);
         Parts { elements, of_each: u64::from(most.min(asked)) }
@@ -32,12 +32,12 @@ impl Parts {
         self.elements.div_ceil(self.of_each).max(1)
     }
 
-    /// The length of the longest.
+    /// The length of the longest part.
     pub(super) fn most(&self) -> u64 {
         self.elements.min(self.of_each)
     }
 
-    /// Where each begins, and how long it is.
+    /// The start and the length of each part.
     pub(super) fn each(&self) -> impl Iterator<Item = [u64; 2]> {
         (0..self.count()).map(|at| {
             let first = at * self.of_each;
@@ -46,7 +46,7 @@ impl Parts {
     }
 }
 
-/// A count as the host takes it: never one that no kernel wrote.
+/// A count as the host accepts it: never one that no kernel wrote.
 pub(super) fn count_of(op: &'static str, found: u64, most: usize) -> Result<usize> {
     let count = usize::try_from(found).ok().filter(|count| *count <= most);
     count.ok_or_else(|| ErrorDetail::BadCount { op, found, most }.into())

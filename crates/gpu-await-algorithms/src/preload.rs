@@ -18,18 +18,18 @@ use super::scalar::Scalar;
 
 /// Loading the kernels of a device before they are needed. Sealed.
 pub trait Preload: sealed::Sealed {
-    /// Loads the kernels of algorithms for an element type, off the executor, so that their first use is as quick as any other. On a
+    /// Loads the kernels of algorithms for an element type, off the executor, so that their first use is as fast as any other. On a
     /// host device there is nothing to load.
     ///
     /// # Errors
     /// A GPU below compute capability 8.0; what the driver refuses; a lost or closed device.
     ///
     /// # Blocking
-    /// No; but the future stays pending until everything that runs on the GPU has ended. Load before serving. On a GPU of another
-    /// compute capability than 9.0 the driver compiles the kernels, once for a machine, which takes seconds.
+    /// No; but the future stays pending until everything that runs on the GPU has ended. Load before serving. On a GPU with a
+    /// compute capability other than 9.0 the driver compiles the kernels, once per machine, which takes seconds.
     ///
     /// # Cancel safety
-    /// Dropped, the load goes on.
+    /// If the future is dropped, loading goes on.
     ///
     /// # Examples
     /// ```
@@ -51,7 +51,7 @@ pub trait Preload: sealed::Sealed {
 
     /// Compiles and loads the kernel of a formula ahead of its first use, off the executor.
     ///
-    /// `S` are the types of the formula's arguments, as of a [`Kernel`](gpu_await::Kernel): a number type for a number, [`In`](gpu_await::In)
+    /// `S` are the types of the formula's arguments, as for a [`Kernel`](gpu_await::Kernel): a number type for a number, [`In`](gpu_await::In)
     /// or [`InOut`](gpu_await::InOut) of it for an array.
     ///
     /// # Blocking
@@ -62,7 +62,7 @@ pub trait Preload: sealed::Sealed {
     /// [`ErrorDetail::LiteralOutOfRange`](gpu_await::ErrorDetail::LiteralOutOfRange); a device that is lost or closed.
     ///
     /// # Cancel safety
-    /// Dropped, the load goes on, and its result is kept for the first use.
+    /// If the future is dropped, loading goes on, and its result is kept for the first use.
     ///
     /// # Examples
     /// ```
@@ -131,13 +131,13 @@ pub enum AlgorithmFamily {
     Histogram,
     /// `segmented_reduce`.
     Segmented,
-    /// `sum_rows`, `arg_max_rows`, `softmax_rows`, `layer_norm_rows`, of `f16`, `bf16` and `f32`; of other types there is nothing to load.
+    /// `sum_rows`, `arg_max_rows`, `softmax_rows`, `layer_norm_rows`, for `f16`, `bf16` and `f32`; for other types there is nothing to load.
     Rows,
-    /// `sort`, `sort_by_key`, up and down.
+    /// `sort`, `sort_by_key`, ascending and descending.
     Sort,
-    /// `segmented_sort`, `segmented_sort_by_key`, up and down.
+    /// `segmented_sort`, `segmented_sort_by_key`, ascending and descending.
     SegmentedSort,
-    /// `top_k`, `bottom_k`, also with places.
+    /// `top_k`, `bottom_k`, also with positions.
     TopK,
 }
 

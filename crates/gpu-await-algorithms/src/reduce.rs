@@ -5,7 +5,7 @@
 //! | at most a tile, or on a host device | `NAME_single` |
 //! | more | `NAME_tiles`, one value per block; `NAME_last`, which reduces those to one |
 //!
-//! The number of blocks depends on the device and the number of elements alone, so a floating point result is the same from run to run.
+//! The number of blocks depends only on the device and the number of elements, so a floating point result is the same from run to run.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use gpu_await::{
     Element, ErrorDetail, Grid, In, Lent, Out, Queue, Readable, Result, TwinFn, Value, Writable,
 };
 
-/// Blocks for each that the device holds at once, as CUB has it: blocks that end early leave their place to others.
+/// Blocks for each that the device holds at once, as in CUB: blocks that end early make room for others.
 const ROUNDS: u32 = 5;
 
 /// The kernels of a reduction.
@@ -55,7 +55,7 @@ pub(super) struct Reduction<'k> {
     twin: fn() -> HostTwin,
     inputs: Inputs<'k>,
     length: ElementCount<'k>,
-    /// Arguments of the final kernels, after all others.
+    /// Arguments of the final kernels, after all the others.
     ends_with: Inputs<'k>,
     /// Arguments of all of its kernels, after those.
     operator: Inputs<'k>,
@@ -186,7 +186,7 @@ impl ReduceKernels {
             }
         };
         let refuse = |error| AlgorithmLaunch::new(op).target(target).refuse(error);
-        // Of the device also in a partition: in which order is combined is the number of blocks, and every run gives the same bits.
+        // Those of the device, even in a partition: the number of blocks determines the order of combination, and every run must give the same bits.
         let most_blocks = ROUNDS * tiles.active_blocks * queue.multiprocessors_of_device();
         let blocks = tiles.blocks(most, most_blocks);
         let bytes = blocks as usize * tiles.partial_bytes as usize;
@@ -203,7 +203,7 @@ impl ReduceKernels {
 }
 
 impl ReduceTiles {
-    /// Blocks for so many elements: each has as many tiles as the others, or the device waits for those that have one more.
+    /// Blocks for so many elements: each has as many tiles as the others, or the device would wait for those with one more.
     fn blocks(&self, elements: u64, most_blocks: u32) -> u32 {
         let tiles = elements.div_ceil(u64::from(self.tile));
         let of_each = tiles.div_ceil(u64::from(most_blocks));
@@ -237,7 +237,7 @@ pub(super) fn to_host<T: Scalar, R: Element, H: Send + 'static>(
     queue.check_memory(reduction.memory())?;
     let kernels = ReduceKernels::of::<T>(queue.home(), reduction)?;
     let put = |target: &ResultTarget<'_>| kernels.put(queue, reduction, target);
-    // Zeroes, which pinned memory holds anyway: any value is one that a reduction may have.
+    // Zeroes, which pinned memory holds anyway: any value could be a result.
     queue.to_host(R::zeroed(), put, |value| Ok(read(value)))
 }
 
@@ -251,7 +251,7 @@ pub(super) fn dot_into<'k, T: Scalar>(
     Reduction::dot(x, y).map_err(refuse)
 }
 
-/// The position of an element; `u64::MAX` stands for none.
+/// The position of an element; `u64::MAX` means none.
 pub(super) fn place(at: u64) -> Option<usize> {
     usize::try_from(at).ok().filter(|_| at != u64::MAX)
 }
@@ -265,10 +265,10 @@ pub(super) mod twin {
     use crate::scalar::ScalarParts;
     use crate::sequence::counted;
 
-    /// Elements that are combined one after the other; of more the halves are, so that rounding errors stay small.
+    /// Elements that are combined in sequence; longer arrays are split in halves, so that rounding errors stay small.
     const RUN: usize = 256;
 
-    /// `None` of nothing.
+    /// `None` for no elements.
     pub(crate) fn combined<I: Copy, A>(
         x: &[I],
         of: &impl Fn(I) -> A,
@@ -282,7 +282,7 @@ pub(super) mod twin {
         Some(combine(left, right))
     }
 
-    /// `init` with all elements.
+    /// `init` combined with all elements.
     pub(crate) fn combined_with<I: Copy, A>(
         init: A,
         x: &[I],

@@ -18,8 +18,8 @@ pub enum ReduceOp {
     /// The sum. Integers wrap; `f16` and `bf16` are added in `f32`, and each sum is rounded once.
     Sum,
     /// The product. Integers wrap; `f16` and `bf16` are multiplied in `f32`, and each product is rounded once. A reduction
-    /// multiplies floating point factors in an order that depends on their number and the device alone: some of them may overflow
-    /// or vanish, and all of them not.
+    /// multiplies floating point factors in an order that depends only on their number and the device: a partial product may
+    /// overflow or vanish even if the whole one does not.
     Product,
     /// The least; a NaN, if there is one.
     Min,
@@ -30,23 +30,23 @@ pub enum ReduceOp {
 /// The bitwise operator of a reduction or a scan of integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BitOp {
-    /// The bits that all have.
+    /// The bits that are set in all elements.
     And,
-    /// The bits that any has.
+    /// The bits that are set in any element.
     Or,
-    /// The bits that an odd number has.
+    /// The bits that are set in an odd number of elements.
     Xor,
 }
 
 /// An operator that a scan applies in one order: the same elements give the same bits in every run.
 ///
 /// On a GPU the sums and products of floating point numbers otherwise differ from run to run in their last bits, because each part of
-/// a scan takes up what others have combined so far. In one order a scan reads the elements twice and takes about 1.6 times as long. The
-/// result depends on the elements in front alone, not on their number or on what else the GPU does, and differs between GPUs of
+/// a scan picks up whatever others have combined so far. In one order a scan reads the elements twice and takes about 1.6 times as long. The
+/// result depends only on the preceding elements, not on the array's length or on what else the GPU does, and differs between GPUs of
 /// different compute capabilities.
 ///
-/// All else is the same from run to run anyway, and costs no more with this than without: scans of integers, minima and maxima, every
-/// reduction, and whatever runs on a host device.
+/// Everything else is the same from run to run anyway, and costs no more with this: scans of integers, minima and maxima, every
+/// reduction, and everything on a host device.
 ///
 /// # Examples
 /// ```
@@ -71,14 +71,14 @@ pub struct Reproducible(pub ReduceOp);
 pub trait ReduceBy<T>: Copy + Debug + Send + Sync + 'static {
     #[doc(hidden)]
     fn operator(self) -> Operator;
-    /// A scan applies it in one order.
+    /// Whether a scan applies it in one order.
     #[doc(hidden)]
     fn is_reproducible(self) -> bool {
         false
     }
 }
 
-/// Any of them, which `ReduceBy` has matched with the type.
+/// Any operator, which `ReduceBy` has matched with the type.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operator {
@@ -112,7 +112,7 @@ macro_rules! bits_of {
 }
 bits_of! { u8 u16 u32 u64 i8 i16 i32 i64 }
 
-/// Whether bits are set that both words have, and whether those are that one of them has; all ones if so.
+/// Whether to set the bits that both words have, and those that only one of them has; all ones if so.
 #[derive(Clone, Copy)]
 pub(super) struct BitMasks {
     pub(super) if_both: u64,
@@ -131,7 +131,7 @@ impl Operator {
         }
     }
 
-    /// The image of a family that has it for a type: the family, and the image's type.
+    /// The image with this operator for a type: its family, and the image's type.
     pub(super) fn image<T: Scalar>(
         self,
         family: &'static str,
@@ -143,8 +143,8 @@ impl Operator {
         }
     }
 
-    /// Whether the order in which it combines elements of a type shows in the result: each sum and product of floats is rounded. Types that
-    /// are compared for equality as words of their width are integers.
+    /// Whether the order in which it combines elements of a type shows in the result: each sum and product of floats is rounded. Types
+    /// whose equality is compared as words of their width are integers.
     pub(super) fn rounds<T: Scalar>(self) -> bool {
         let is_float = T::EQUAL_AS != T::WORD;
         is_float && matches!(self, Operator::Of(ReduceOp::Sum | ReduceOp::Product))

@@ -1,16 +1,16 @@
-//! Verbs of each row of a matrix without gaps, in one launch: one block per row, or one warp for short rows.
+//! Verbs for each row of a matrix without gaps, in one launch: one block per row, or one warp for short rows.
 //!
-//! All of them compute in `f32`, whatever the type of the elements, in an order that depends on nothing but the type, the number of columns
-//! and whether rows are aligned to 16 bytes: a result is the same from run to run.
+//! All of them compute in `f32`, whatever the type of the elements, in an order that depends only on the type, the number of columns and
+//! whether rows are aligned to 16 bytes: a result is the same from run to run.
 //!
 //! | verb | reads a row |
 //! |---|---|
 //! | `sum_rows`, `arg_max_rows` | once |
-//! | `softmax_rows` | twice: for the greatest element and the sum, which is scaled whenever a greater one comes; and to write |
-//! | `layer_norm_rows` | three times: for the mean, for the squares of the distances from it, and to write |
+//! | `softmax_rows` | twice: for the greatest element and the sum, which is rescaled whenever a greater one comes; and to write |
+//! | `layer_norm_rows` | three times: for the mean, for the squared deviations, and to write |
 #![forbid(unsafe_code)]
 
-/// They see the text of the kernels: hence the path.
+/// These tests inspect the text of the kernels: hence the path.
 #[cfg(test)]
 #[path = "../tests/algorithms/ptx/rows.rs"]
 mod tests;
@@ -26,14 +26,14 @@ use gpu_await::{ErrorDetail, Queue, Readable, Result, Writable};
 
 /// The family of images.
 pub(super) const FAMILY: &str = "rows";
-/// The types that there are images for.
+/// The types that have images.
 pub(super) const TYPES: [&str; 3] = ["f16", "bf16", "f32"];
 /// The most blocks of a grid.
 const MOST_BLOCKS: u64 = i32::MAX as u64;
 const WARP: u32 = 32;
 
 struct RowKernels {
-    /// On a host device the one that there is.
+    /// The only kernel on a host device.
     blocks: Arc<UntypedKernel>,
     device: Option<RowTuning>,
 }
@@ -42,7 +42,7 @@ struct RowTuning {
     warps: Arc<UntypedKernel>,
     blocks_threads: u32,
     warps_threads: u32,
-    /// The most columns for which a warp takes a row.
+    /// The most columns for which a warp handles a row.
     warp_columns: u32,
 }
 
@@ -54,7 +54,7 @@ struct RowVerb {
 }
 
 impl RowKernels {
-    /// Which kernel, and its grid.
+    /// The kernel to use, and its grid.
     fn grid(&self, rows: u64, columns: u64) -> (&Arc<UntypedKernel>, (u32, u32)) {
         let blocks = |blocks: u64| blocks.min(MOST_BLOCKS) as u32;
         match &self.device {
@@ -86,7 +86,7 @@ impl RowVerb {
         })
     }
 
-    /// Puts it on the queue's stream. `refused` is what is wrong with the lengths.
+    /// Puts it on the queue's stream. `refused` is the error in the lengths.
     fn run<T: Scalar>(
         &self,
         queue: &Queue<'_>,
@@ -170,7 +170,7 @@ pub(super) fn layer_norm_rows<T: Scalar<Total = f32>>(
     verb.run::<T>(queue, matrix, more, &out.span_mut(), refused)
 }
 
-/// The number of rows of a matrix that is written as a whole, or what is wrong with its length or with that of its output.
+/// The number of rows of a matrix whose output is as large, or the error in its length or its output's.
 fn rows_of(
     op: &'static str,
     (len, found): (usize, usize),
@@ -185,7 +185,7 @@ fn rows_of(
     (rows, (found != expected).then_some(of_output))
 }
 
-/// What is wrong with a matrix of which there is a result for each row.
+/// The error of a matrix that has one result for each row.
 fn not_a_matrix(
     op: &'static str,
     found: usize,
@@ -258,12 +258,12 @@ mod twin {
         TwinFn::<(In<T>, u64, u64, In<T>, In<T>, f32, Out<T>)>::erase(layer_norm)
     }
 
-    /// The sum of what a function makes of each element; of none 0.
+    /// The sum of a function of each element; 0 if there are none.
     fn added<T: Scalar>(x: &[T], of: impl Fn(T) -> f32) -> f32 {
         combined(x, &of, &|a, b| a + b).unwrap_or(0.0)
     }
 
-    /// As many as are asked for, which are empty if there are no columns.
+    /// As many rows as are asked for, which are empty if there are no columns.
     fn rows<T>(x: &[T], columns: u64) -> impl Iterator<Item = &[T]> {
         let columns = columns as usize;
         (0..).map(move |row| &x[row * columns..][..columns])

@@ -46,9 +46,9 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     const NAME: &'static str;
     /// The unsigned type of its width.
     const WORD: &'static str;
-    /// The type of its width that images take for it where values are only compared for equality: of integers the bits.
+    /// The type of its width that images use for it where values are only compared for equality: for integers the bits.
     const EQUAL_AS: &'static str;
-    /// How its bits are ordered, from the least up: as those of `bits ^ (negative ? IF_NEGATIVE : 0) ^ ALWAYS`.
+    /// How its bits are ordered, ascending: like the bits of `bits ^ (negative ? IF_NEGATIVE : 0) ^ ALWAYS`.
     const IF_NEGATIVE: u64;
     const ALWAYS: u64;
     type Computed: Pod + Extremes + Debug + Send + Sync;
@@ -57,11 +57,11 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     fn computed(self) -> Self::Computed;
     /// Rounded to nearest even.
     fn rounded(computed: Self::Computed) -> Self;
-    /// A range without a value, if the kernels know one: of integers they want one that begins before it ends.
+    /// A range without a value, if the kernels know one: for integers a range must begin before it ends.
     const NOTHING: Option<(Self::Computed, Self::Computed)>;
-    /// The greatest value below another one, if there is one; a NaN's is a NaN.
+    /// The greatest value below this one, if there is one; a NaN for a NaN.
     fn before(computed: Self::Computed) -> Option<Self::Computed>;
-    /// The least value above another one.
+    /// The least value above this one.
     fn after(computed: Self::Computed) -> Option<Self::Computed>;
     /// Integers wrap.
     fn add_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
@@ -69,14 +69,14 @@ pub trait ScalarParts: Copy + Debug + Send + Sync + 'static {
     fn multiply_computed(a: Self::Computed, b: Self::Computed) -> Self::Computed;
     fn key_bits(self) -> u64;
     /// Bins of equal width from `lower` to `upper`, both included, in the form that the kernels use: the lower end; for
-    /// integers the distance to the upper end, for floats that end itself; and, for floats, the number of bins per 1. `None`
-    /// if there are none.
+    /// integers the distance to the upper end, for floats the upper end; and, for floats, the number of bins per unit.
+    /// `None` if there are none.
     fn even_bins(lower: Self, upper: Self, bins: u32) -> Option<[Self::Computed; 3]>;
     /// The bin that a value is in.
     fn even_bin(self, range: &[Self::Computed; 3], bins: u32) -> Option<usize>;
 }
 
-/// The lesser and the greater of two values, as the kernels have them; a NaN, if one of them is. Of equal ones the first.
+/// The lesser and the greater of two values, as in the kernels; a NaN, if one of them is. The first of two equal ones.
 #[doc(hidden)]
 pub trait Extremes: PartialOrd + Copy {
     fn least_of(self, other: Self) -> Self {

@@ -2,8 +2,8 @@
 //!
 //! | what | launches |
 //! |---|---|
-//! | a scan | one initialises the tile state; one scans each tile and looks back at the tiles before it, as far as these are |
-//! | in one order, of more than a tile, where the order shows | one combines each tile, one scans what came of that, one scans each tile behind what is before it |
+//! | a scan | one initialises the tile state; one scans each tile and looks back at the tiles before it, as far as they have come |
+//! | in one order, of more than a tile, where the order shows | one combines each tile, one scans the results, one scans each tile starting from the result before it |
 //! | on a host device | one |
 //!
 //! # Invariants
@@ -39,7 +39,7 @@ struct OrderedScanKernels {
 #[derive(Clone, Copy)]
 pub(super) struct ScanBy<T> {
     op: Operator,
-    /// What is before all elements of an exclusive scan.
+    /// The value before all elements of an exclusive scan.
     init: Option<T>,
     in_order: bool,
 }
@@ -129,7 +129,7 @@ pub(super) fn scan<T: Scalar>(
     };
     let tiles = lookback.tiles_of(length.most as u64);
     if by.in_order && tiles > 1 {
-        // What each tile has that another one follows.
+        // The result of each tile that another one follows.
         let combined = queue.scratch::<T::Computed>(name, tiles as usize - 1);
         let (mut combined, kernels) = combined
             .and_then(|combined| Ok((combined, OrderedScanKernels::of(queue.home(), &by)?)))
@@ -150,7 +150,7 @@ pub(super) fn scan<T: Scalar>(
     launch.run(queue, &kernels.scan, (tiles, lookback.threads))
 }
 
-/// Either scan on the CPU: exclusive, if the flag is set.
+/// Either scan on the CPU: exclusive if the flag is set.
 fn twin<T: Scalar>(op: Operator) -> HostTwin {
     let Operator::Of(op) = op else { return bits_twin::<T>() };
     let scan = move |_: &Grid,

@@ -20,7 +20,7 @@ const MOST_BLOCKS: u64 = i32::MAX as u64;
 const WARP: u32 = 32;
 
 struct SegmentKernels {
-    /// On a host device the one that there is.
+    /// The only kernel on a host device.
     blocks: Arc<UntypedKernel>,
     device: Option<SegmentTuning>,
 }
@@ -53,7 +53,7 @@ impl SegmentKernels {
         })
     }
 
-    /// Which kernel, and its grid.
+    /// The kernel to use, and its grid.
     fn grid(&self, elements: u64, segments: u64) -> (&Arc<UntypedKernel>, (u32, u32)) {
         let blocks = |blocks: u64| blocks.min(MOST_BLOCKS) as u32;
         match &self.device {
@@ -83,7 +83,7 @@ pub(super) fn segmented_reduce<T: Scalar>(
     }
 }
 
-/// `init` as the kernels compute.
+/// `init` as the kernels compute with it.
 fn reduce_segments<T: Scalar, A: NoUninit>(
     queue: &Queue<'_>,
     x: &impl Sequence<T>,

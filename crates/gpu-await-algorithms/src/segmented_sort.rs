@@ -22,7 +22,7 @@ use gpu_await::{Element, Error, Queue, Result, Writable};
 const MOST_BLOCKS: u64 = 1 << 16;
 
 struct SegmentSortKernels {
-    /// On a host device the one that there is.
+    /// The only kernel on a host device.
     warps: Arc<UntypedKernel>,
     device: Option<SegmentSortTuning>,
 }
@@ -31,13 +31,13 @@ struct SegmentSortTuning {
     blocks: Arc<UntypedKernel>,
     warps_threads: u32,
     blocks_threads: u32,
-    /// Segments that a block of the first kernel takes at once.
+    /// Segments that a block of the first kernel handles at once.
     warps: u32,
-    /// The elements of the longest of these.
+    /// The length of the longest of these.
     warp_tile: u32,
 }
 
-/// The input of the sort, and where segments begin.
+/// The input of the sort, and the segments' beginnings.
 struct SegmentSort<'k> {
     op: &'static str,
     keys: Span<'k>,
@@ -112,7 +112,7 @@ impl SegmentSort<'_> {
             let launch = launch.reads(offsets).length(offsets_length);
             return launch.run(queue, &kernels.warps, (1, 1));
         };
-        // Elements beyond the length that the device knows are left as they are.
+        // Elements beyond the length that the device knows are not touched.
         let mut begins = match offsets_length.count {
             Some(_) => queue.zeros::<u64>(most)?,
             None => queue.scratch::<u64>(op, most)?,
@@ -190,7 +190,7 @@ mod twin {
     use crate::sort::rank;
     use gpu_await::{Grid, In, InOut, TwinFn};
 
-    /// No segment begins before the one in front of it.
+    /// No segment begins before the previous one ends.
     fn segments(offsets: &[u64], len: usize) -> impl Iterator<Item = Range<usize>> {
         let mut last = 0;
         let begins = offsets.iter().map(move |offset| {
@@ -216,7 +216,7 @@ mod twin {
         TwinFn::<(InOut<K>, u64, In<u64>, In<u64>, u64, In<u64>)>::erase(sort)
     }
 
-    /// The words of values.
+    /// Values as words.
     pub(super) fn pairs<K: Scalar, V: Pod>(descending: bool) -> HostTwin {
         let sort = move |_: &Grid,
                          keys: &mut [K],

@@ -31,17 +31,17 @@ struct SelectTuning {
     most_of_part: u32,
 }
 
-/// The choice of a kernel.
+/// Identifies a kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Which {
     /// The operation's name in errors.
     op: &'static str,
     /// Its name in the image.
     entry: &'static str,
-    /// The image's, and the element type that it is for.
+    /// The image's family, and the element type that it is for.
     family: &'static str,
     type_name: &'static str,
-    /// The kernel that makes the state of its tiles.
+    /// The kernel that initialises the state of its tiles.
     init: &'static str,
     /// A part leaves a second number to the next.
     carries: bool,
@@ -55,7 +55,7 @@ pub(super) struct Selection<'k> {
     outputs: [Option<(Span<'k>, usize)>; 2],
     /// The length of another input, which has one flag per element.
     flags: Option<usize>,
-    /// How the element compares, behind the outputs.
+    /// The comparison of elements, passed after the outputs.
     condition: Option<(Vec<u8>, u32)>,
     length: ElementCount<'k>,
 }
@@ -97,7 +97,7 @@ impl<'k> Selection<'k> {
         Selection { inputs: self.inputs.and(flags.span()), flags: Some(flags.len()), ..self }
     }
 
-    /// A launch with all that comes before the state.
+    /// A launch with all arguments before the state.
     fn launch(&self, op: &'static str) -> AlgorithmLaunch<'_> {
         let launch = AlgorithmLaunch::new(op).inputs(&self.inputs);
         let launch =
@@ -111,8 +111,8 @@ impl<'k> Selection<'k> {
         }
     }
 
-    /// Called before anything is allocated for it. Each output must hold all elements: the number selected is not
-    /// known before.
+    /// Called before anything is allocated for it. Each output must be able to hold all elements: the number selected is not
+    /// known in advance.
     fn check(&self, queue: &Queue<'_>, op: &'static str) -> Result<()> {
         let expected = self.length.most;
         if let Some(found) = self.flags.filter(|found| *found != expected) {
@@ -178,7 +178,7 @@ fn put<T: Scalar>(
     let parts = Parts::of(length.most as u64, tuning.most_of_part, (lookback.tile, asked));
     let mut state = lookback.state(queue, op, lookback.tiles_of(parts.most()))?;
     let state = state.span_mut();
-    // What each part but the last leaves to the next.
+    // What each part but the last leaves for the next.
     let left = (parts.count() as usize - 1) * (LEFT_BYTES / 8) as usize;
     let mut left = match left {
         0 => queue.scratch::<u64>(op, 0)?,

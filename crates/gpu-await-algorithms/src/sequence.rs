@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use gpu_await::sibling::Span;
 use gpu_await::{ErrorDetail, Extent, Readable, Result, Writable};
 
-/// Elements of type `T` that an algorithm reads: a buffer or a view, or the beginning of one, whose length only the device
+/// Elements of type `T` that an algorithm reads: a buffer or a view, or the beginning of one whose length only the device
 /// knows ([`UpTo`]). Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory of `{T}` that an algorithm reads",
@@ -23,7 +23,7 @@ pub trait Sequence<T> {
     /// The first `count[0]` elements of a buffer or a view.
     ///
     /// # Errors
-    /// A `count` of not exactly one element: of several numbers take one by a [`slice`](gpu_await::DeviceBuffer::slice).
+    /// A `count` of not exactly one element: take one of several numbers by a [`slice`](gpu_await::DeviceBuffer::slice).
     fn up_to<'a>(&'a self, count: &'a impl Readable<u64>) -> Result<UpTo<'a, T>>
     where
         Self: Readable<T> + Sized,
@@ -47,7 +47,7 @@ pub trait SequenceMut<T> {
     /// The first `count[0]` elements of a buffer or a view, to be changed in place.
     ///
     /// # Errors
-    /// A `count` of not exactly one element: of several numbers take one by a [`slice`](gpu_await::DeviceBuffer::slice).
+    /// A `count` of not exactly one element: take one of several numbers by a [`slice`](gpu_await::DeviceBuffer::slice).
     fn up_to_mut<'a>(&'a mut self, count: &'a impl Readable<u64>) -> Result<UpToMut<'a, Self>>
     where
         Self: Writable<T> + Sized,
@@ -80,15 +80,15 @@ impl<'a> ElementCount<'a> {
     }
 }
 
-/// The first elements of memory, as many as a number on the device says: what [`copy_if`](crate::Algorithms::copy_if) selected, for
-/// the next algorithm, without a host wait.
+/// The first elements of memory, as many as a number on the device says: for example what [`copy_if`](crate::Algorithms::copy_if)
+/// selected, for the next algorithm, without a host wait.
 ///
 /// A number that is larger than the memory counts as the memory's length.
 ///
-/// It cannot be downloaded, as the host does not know how much that is: download the memory and the number together, in one batch, and truncate;
+/// It cannot be downloaded, because the host does not know its length: download the memory and the number together, in one batch, and truncate;
 /// or await the number and download a [`slice`](gpu_await::DeviceBuffer::slice).
 pub struct UpTo<'a, T> {
-    /// With its length.
+    /// The memory, with its length.
     memory: (Span<'a>, usize),
     count: Span<'a>,
     element: PhantomData<&'a T>,
@@ -149,7 +149,7 @@ impl<M: Extent> fmt::Debug for UpToMut<'_, M> {
     }
 }
 
-/// The elements of an array that count: as many as the number says, if there is one.
+/// The elements of an array that count: as many as `count` says, if it is there.
 pub(super) fn counted<'x, T>(x: &'x [T], count: &[u64]) -> &'x [T] {
     let most = count.first().and_then(|count| usize::try_from(*count).ok());
     &x[..most.map_or(x.len(), |most| most.min(x.len()))]

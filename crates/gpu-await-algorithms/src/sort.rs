@@ -10,8 +10,8 @@
 //!
 //! From 2^32 elements on, other kernels are used, which count in 64 bits.
 //!
-//! Types are sorted by their bits, as unsigned words of their width: an argument of the kernels gives the order of these bits, ascending or
-//! descending. Floating point numbers are in the order of [`f32::total_cmp`].
+//! Types are sorted by their bits, as unsigned words of their width: an argument of the kernels encodes the order of these bits, ascending
+//! or descending. Floating point numbers are in the order of [`f32::total_cmp`].
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -26,15 +26,15 @@ use gpu_await::{
     DeviceKind, Element, Error, ErrorDetail, Grid, In, InOut, Queue, Result, TwinFn, Writable,
 };
 
-/// Values of a digit.
+/// How many values a digit has.
 const DIGITS: u64 = 256;
-/// A word that the launch which zeroes writes at once.
+/// The size of a word that the zeroing launch writes at once.
 const ZEROED: u64 = 16;
 const INIT_THREADS: u32 = 256;
 const INIT_MOST_BLOCKS: u64 = 1024;
-/// Look-back state of all passes together that is zeroed by one launch.
+/// The largest look-back state of all passes together that is zeroed by one launch.
 const AT_ONCE_BYTES: u64 = 16 << 20;
-/// Elements that one pass of the look-back counts.
+/// The most elements that one pass of the look-back counts.
 const PORTION: u64 = (1 << 28) - 1;
 
 struct SortKernels {
@@ -94,7 +94,7 @@ impl Order {
     }
 
     pub(super) fn push(self, launch: AlgorithmLaunch<'_>) -> AlgorithmLaunch<'_> {
-        // Little-endian, as every GPU: the first bytes are the word of the keys' width.
+        // Little-endian, like every GPU: the first bytes are the word of the keys' width.
         let launch = launch.bytes(&self.if_negative.to_le_bytes()[..self.width]);
         launch.bytes(&self.always.to_le_bytes()[..self.width])
     }
@@ -125,7 +125,7 @@ impl SortKernels {
             Some(_) => "u64",
         };
         let key = if home.kind() == DeviceKind::Host {
-            // A twin for each type.
+            // Each type has its twin.
             (op, K::NAME, value)
         } else {
             (if is_wide { "sort wide" } else { "sort" }, K::WORD, value)
@@ -185,12 +185,12 @@ impl SortPasses {
         SortScratch { lookback_bytes, at_once, bins, counters, all }
     }
 
-    /// Elements of a portion: whole tiles.
+    /// Elements per portion: whole tiles.
     fn portion(&self) -> u64 {
         PORTION / u64::from(self.pass_tile) * u64::from(self.pass_tile)
     }
 
-    /// Zeroes some of the books.
+    /// Zeroes some of the bookkeeping memory.
     fn zero(
         &self,
         queue: &Queue<'_>,
@@ -211,7 +211,7 @@ impl SortPasses {
     }
 }
 
-/// A sort of keys in another algorithm's memory, with values of this many bytes.
+/// Sorts keys in another algorithm's memory, with values of this many bytes.
 pub(super) fn sort_span<K: Scalar>(
     queue: &Queue<'_>,
     op: &'static str,
@@ -296,7 +296,7 @@ fn sort_in_passes<K: Scalar>(
     let mut other_values = queue.scratch::<u8>(op, length.most * value_bytes)?;
     let has_values = values.is_some();
     if passes % 2 == 1 {
-        // After an odd number of passes it ends in the right place only if it begins in the other.
+        // With an odd number of passes it ends in the right place only if it begins in the other.
         queue.copy(&keys.view::<K>(length.most)?, &mut other_keys)?;
         if let Some((values, _)) = values {
             let bytes = values.view::<u8>(length.most * value_bytes)?;
@@ -338,7 +338,7 @@ fn sort_in_passes<K: Scalar>(
                 true => launch.address(&books, bins(portion + 1)),
                 false => launch.nothing(),
             };
-            // A partial write, since each portion writes some of it; all is written in the end.
+            // A partial write, since each portion writes some of it; in the end all is written.
             let launch = launch.address(&books, bins(portion)).overwrites(to.0).reads(from.0);
             let launch = match (to.1, from.1) {
                 (Some(to), Some(from)) => launch.overwrites(to).reads(from),
@@ -364,8 +364,8 @@ pub(super) fn rank<K: Scalar>(key: &K, descending: bool) -> u64 {
     if descending { !rank & ones } else { rank }
 }
 
-/// Refuses values that are not as many as the keys, and those that are not words where they are: a kernel, and its twin, takes them
-/// along as unsigned integers of their size, whatever their type says.
+/// Refuses values that differ in number from the keys, or are misaligned as words: a kernel, like its twin, moves them as unsigned integers of
+/// their size, whatever their type.
 pub(super) fn check_values<V>(
     op: &'static str,
     values: &Span<'_>,
@@ -405,7 +405,7 @@ mod twin {
         TwinFn::<(InOut<K>, u64, In<u64>)>::erase(sort)
     }
 
-    /// The words of values.
+    /// Values as words.
     pub(super) fn pairs<K: Scalar, V: Pod>(descending: bool) -> HostTwin {
         let sort = move |_: &Grid, keys: &mut [K], values: &mut [V], _most: u64, len: &[u64]| {
             let len = len_of(keys, len);

@@ -2,7 +2,7 @@
 //!
 //! | elements | launches |
 //! |---|---|
-//! | few, or of 64 bits, or many of them wanted | a copy is sorted, with positions if requested, and the first are taken |
+//! | few, or of 64 bits, or many wanted | a copy is sorted, with positions if requested, and the first are taken |
 //! | many | a radix select of words that hold an element and its position; the selected words are sorted and unpacked |
 //! | on a host device | one |
 #![forbid(unsafe_code)]
@@ -21,16 +21,16 @@ use gpu_await::{Error, ErrorDetail, Queue, Result, Writable};
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 4096;
 
-/// From this many elements on, and if at most one in this many is wanted, not all are sorted.
+/// With at least this many elements, and if at most one in this many is wanted, not all are sorted.
 const MANY: usize = 1 << 19;
 const FEW_OF: usize = 16;
-/// Words that a candidate's memory is whole numbers of, so that each is aligned for the loads of vectors.
+/// A candidate's memory is a multiple of this many words, so that each is aligned for vector loads.
 const ALIGNED_WORDS: usize = 32;
-/// One candidate is kept of this many elements; more are read again.
+/// One candidate is kept per this many elements; beyond that the elements are read again.
 const CANDIDATE_OF: usize = 128;
 
 struct TopKernels {
-    /// On a host device the one that there is.
+    /// The only kernel on a host device.
     take: Arc<UntypedKernel>,
     numbered: Option<[NumberedKernels; 2]>,
     select: Option<TopSelect>,
@@ -101,7 +101,7 @@ impl TopKernels {
 }
 
 impl TopSelect {
-    /// Whether its 32 bits count so many elements, and to the end of a tile that begins among them.
+    /// Whether its 32 bits can count so many elements, up to the end of a tile that begins among them.
     fn counts(&self, elements: usize) -> bool {
         elements as u64 <= u64::from(u32::MAX - self.tile)
     }
@@ -157,7 +157,7 @@ impl Top<'_> {
         }
     }
 
-    /// The number of candidates, which may be less than the capacity.
+    /// Passes the number of candidates, which may be less than the capacity.
     fn takes<'l>(&'l self, launch: AlgorithmLaunch<'l>) -> AlgorithmLaunch<'l> {
         let in_part = self.length.count.is_some();
         let launch = launch.writes(&self.out.0, in_part);
@@ -241,7 +241,7 @@ impl Top<'_> {
         count.run(queue, &by.count, blocks)?;
         for pass in 1..=by.passes {
             let launch = launch().reads(x);
-            // Each writes some of it; all that is read was written before.
+            // Each writes some of it; all that is read has been written before.
             let launch = match pass {
                 1 => launch.overwrites(&found).overwrites(&buffers),
                 _ => launch.updates(&found).updates(&buffers),
@@ -275,7 +275,7 @@ pub(super) fn top<T: Scalar>(
     put.map_err(|error| top.refuse(error))
 }
 
-/// Any of them on the CPU.
+/// Any of these algorithms on the CPU.
 mod twin {
     use super::{HostTwin, Scalar};
     use crate::sequence::counted;

@@ -1,6 +1,6 @@
 //! [`Algorithms`]: the verbs of streams, devices and queues, defined once.
 //!
-//! More than 500 lines: a method of one line for each verb, and its docs.
+//! More than 500 lines: a one-line method for each verb, and its docs.
 #![forbid(unsafe_code)]
 
 use std::ops::RangeInclusive;
@@ -30,12 +30,12 @@ use super::{histogram, reduce, rows, scan, segmented, segmented_sort, select, so
 /// | a [`Device`]: its [current stream](Device::current_stream) | an [`Op`] |
 /// | a [`Queue`]: in a batch, a replayed batch, a graph | a `Result`, where a value of the host is [`Lent`] |
 ///
-/// All of them work on the device in the order of the stream, and take memory as every operation does.
+/// All of them run on the device in stream order, and take memory as every operation does.
 ///
 /// # Errors
 /// Memory that is read and was never written, or whose producer failed; memory of another device; out of memory; arrays and outputs of
-/// other lengths than the verb says; a lost or closed device; a GPU below compute capability 8.0, but for
-/// [`transform`](Self::transform) and the verbs behind it. What else a verb refuses, it says. The outputs are then poisoned until they
+/// lengths other than the verb requires; a lost or closed device; a GPU below compute capability 8.0, except for
+/// [`transform`](Self::transform) and the verbs after it. Each verb lists what else it refuses. The outputs are then poisoned until they
 /// are overwritten.
 ///
 /// # Blocking
@@ -47,7 +47,7 @@ use super::{histogram, reduce, rows, scan, segmented, segmented_sort, select, so
     note = "a `Stream`, a `PooledStream`, a `Device` (its current stream) and, inside a batch, its `Queue` have them"
 )]
 pub trait Algorithms: sealed::Sealed {
-    /// What a call returns: an [`Op`] that resolves with the value, or, of a queue, a `Result` with `R`.
+    /// What a call returns: an [`Op`] that resolves with the value or, for a queue, a `Result` with `R`.
     type Submitted<R: Settle>;
 
     #[doc(hidden)]
@@ -109,12 +109,12 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Combines `init` with all elements. Ready proves that the value is *visible to the host*.
     ///
-    /// Of nothing it is `init`. `op` is a [`ReduceOp`](crate::ReduceOp), or of integers a [`BitOp`](crate::BitOp). A
-    /// sum or a product is an element, as of a scan: integers wrap, where [`sum`](Self::sum) does not, and `f16` and
+    /// Without elements it is `init`. `op` is a [`ReduceOp`](crate::ReduceOp) or, for integers, a [`BitOp`](crate::BitOp). A
+    /// sum or a product is an element, as in a scan: integers wrap, where [`sum`](Self::sum) does not, and `f16` and
     /// `bf16` are computed in `f32` and rounded once, at the end. A floating point result is the same from run to run
-    /// on a device, and differs between devices in its last bits. A product that passes the ends of the type on its
-    /// way stays there: in what order factors are multiplied depends on their number and the device. Which of both zeros and of NaNs is
-    /// the least and the greatest, [`min`](Self::min) says.
+    /// on a device, and differs between devices in its last bits. A partial product that overflows or vanishes stays so: the
+    /// order in which factors are multiplied depends on their number and the device. For which zero and which NaN is the least or the
+    /// greatest, see [`min`](Self::min).
     ///
     /// # Examples
     /// ```
@@ -167,9 +167,9 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Finds the least element. Ready proves that the value is *visible to the host*.
     ///
-    /// A NaN, if there is one; of nothing the greatest value of the type, an infinity for floats. Of `f16`, `bf16` and `f32` it is
-    /// IEEE 754's `minimum`: −0 is less than +0, and a NaN has no sign and all bits of the payload. Of `f64` both zeros are equal, and
-    /// all NaNs: it is any of them.
+    /// A NaN, if there is one; without elements the greatest value of the type, an infinity for floats. For `f16`, `bf16` and `f32` it is
+    /// IEEE 754's `minimum`: −0 is less than +0, and a NaN has no sign and all bits of the payload. For `f64` both zeros are equal, and
+    /// all NaNs: the result is any of them.
     ///
     /// # Source
     /// CUB's `DeviceReduce``::Min`
@@ -194,10 +194,10 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| reduce::to_memory::<T, T>(queue, &Reduction::min(x), out))
     }
 
-    /// Finds where the least element is, the first of equal ones, as -0.0 and 0.0 are. Ready proves that the value is
+    /// Finds the position of the least element, the first of equal ones; -0.0 and 0.0 are equal. Ready proves that the value is
     /// *visible to the host*.
     ///
-    /// The first NaN, if there is one; `None` of nothing.
+    /// The first NaN, if there is one; `None` without elements.
     ///
     /// # Examples
     /// ```
@@ -216,10 +216,10 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| reduce::to_host::<T, u64, _>(queue, &Reduction::arg_min(x), place))
     }
 
-    /// Finds where the least element is, on the device. The result goes to `out`, memory of one element. Ready
-    /// proves *complete on the device*.
+    /// Finds the position of the least element, on the device. The result goes to `out`, memory of one
+    /// element. Ready proves *complete on the device*.
     ///
-    /// See [`arg_min`](Self::arg_min). Of nothing it is `u64::MAX`.
+    /// See [`arg_min`](Self::arg_min). Without elements it is `u64::MAX`.
     ///
     /// # Source
     /// CUB's `DeviceReduce``::ArgMin`
@@ -234,7 +234,7 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Finds the greatest element. Ready proves that the value is *visible to the host*.
     ///
-    /// A NaN, if there is one; of nothing the least value of the type, an infinity for floats. Of zeros and NaNs it is
+    /// A NaN, if there is one; without elements the least value of the type, an infinity for floats. For zeros and NaNs it is
     /// IEEE 754's `maximum`, as [`min`](Self::min) is its `minimum`.
     ///
     /// # Source
@@ -262,9 +262,9 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| reduce::to_memory::<T, T>(queue, &Reduction::max(x), out))
     }
 
-    /// Finds where the greatest element is, the first of equal ones. Ready proves that the value is *visible to the host*.
+    /// Finds the position of the greatest element, the first of equal ones. Ready proves that the value is *visible to the host*.
     ///
-    /// The first NaN, if there is one; `None` of nothing.
+    /// The first NaN, if there is one; `None` without elements.
     ///
     /// # Examples
     /// ```
@@ -283,10 +283,10 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| reduce::to_host::<T, u64, _>(queue, &Reduction::arg_max(x), place))
     }
 
-    /// Finds where the greatest element is, on the device. The result goes to `out`, memory of one element. Ready
-    /// proves *complete on the device*.
+    /// Finds the position of the greatest element, on the device. The result goes to `out`, memory of one
+    /// element. Ready proves *complete on the device*.
     ///
-    /// See [`arg_max`](Self::arg_max). Of nothing it is `u64::MAX`.
+    /// See [`arg_max`](Self::arg_max). Without elements it is `u64::MAX`.
     ///
     /// # Source
     /// CUB's `DeviceReduce``::ArgMax`
@@ -299,7 +299,7 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| reduce::to_memory::<T, u64>(queue, &Reduction::arg_max(x), out))
     }
 
-    /// Sums the products of two arrays' elements up. Ready proves that the value is *visible to the host*.
+    /// Sums the products of two arrays' elements. Ready proves that the value is *visible to the host*.
     ///
     /// See [`sum`](Self::sum). The arrays have the same length.
     ///
@@ -327,7 +327,7 @@ pub trait Algorithms: sealed::Sealed {
         })
     }
 
-    /// Sums the products of two arrays' elements up, on the device. The result goes to `out`, memory of one
+    /// Sums the products of two arrays' elements, on the device. The result goes to `out`, memory of one
     /// element. Ready proves *complete on the device*.
     ///
     /// See [`dot`](Self::dot).
@@ -401,15 +401,15 @@ pub trait Algorithms: sealed::Sealed {
     /// Combines `init` with the elements of each segment: `out` has one element for each. Ready proves *complete on
     /// the device*.
     ///
-    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`, so that `out` has one element less than there are
-    /// offsets. Segments may be empty, which gives `init`, may overlap, and leave elements out. Where the array ends
-    /// before a segment does, that ends there as well; one that ends before it begins is empty. Where the device
-    /// alone knows how many offsets there are ([`UpTo`](crate::UpTo)), the rest of `out` stays as it was, and must
-    /// have been written. A segment is reduced as by [`reduce`](Self::reduce), by a warp where segments are short
+    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`, so `out` has one element less than there are
+    /// offsets. Segments may be empty, which gives `init`, may overlap, and may leave elements out. A segment that
+    /// exceeds the array ends with it; one that ends before it begins is empty. If only the device
+    /// knows how many offsets there are ([`UpTo`](crate::UpTo)), the rest of `out` is unchanged, and must
+    /// have been written. Segments are reduced as by [`reduce`](Self::reduce), by a warp each if they are short
     /// on average and by a block otherwise: one that is far longer than the others is slow. A floating point result
     /// is the same from run to run on a device, and differs between devices in its last bits.
     ///
-    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says.
+    /// For which zero and which NaN is the least or the greatest, see [`min`](Self::min).
     ///
     /// # Examples
     /// ```
@@ -443,13 +443,13 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Sums each row of a matrix: `out` has one element for each. Ready proves *complete on the device*.
     ///
-    /// `x` has `out.len()` rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, which are summed in `f32`. The sum of no
-    /// columns is 0. The result is the same from run to run on a device. It differs in its last bits between devices, and between a matrix
-    /// that begins at a multiple of 16 bytes and one that does not. Of other types and rows of different lengths,
-    /// [`segmented_reduce`](Self::segmented_reduce) takes the sums.
+    /// `x` has `out.len()` rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, which are summed in `f32`. Without
+    /// columns the sum is 0. The result is the same from run to run on a device. It differs in its last bits between devices, and between a
+    /// matrix that begins at a multiple of 16 bytes and one that does not. For other types, and for rows of different lengths, use
+    /// [`segmented_reduce`](Self::segmented_reduce).
     ///
-    /// A row is read by a warp, or from 1,025 columns on by a block: a single one of millions keeps one multiprocessor busy, and
-    /// [`sum`](Self::sum) is faster.
+    /// A row is read by a warp, or from 1,025 columns on by a block: a single row of millions occupies only one multiprocessor,
+    /// and [`sum`](Self::sum) is faster.
     ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): a matrix of another length.
@@ -475,10 +475,10 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| rows::sum_rows(queue, x, columns, out))
     }
 
-    /// Finds where the greatest element of each row of a matrix is, the first of equal ones: `out` has its column for each row. Ready proves
+    /// Finds the column of the greatest element of each row of a matrix, the first of equal ones: `out` has one element for each row. Ready proves
     /// *complete on the device*.
     ///
-    /// The first NaN, if there is one, as NumPy and PyTorch have it; -0.0 and 0.0 are equal. Of no columns it is `u64::MAX`. For the matrix see
+    /// The first NaN, if there is one, as in NumPy and PyTorch; -0.0 and 0.0 are equal. Without columns it is `u64::MAX`. For the matrix see
     /// [`sum_rows`](Self::sum_rows).
     ///
     /// # Errors
@@ -505,15 +505,15 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| rows::arg_max_rows(queue, x, columns, out))
     }
 
-    /// Computes the softmax of each row of a matrix: `exp(x - most) / sum`, where `most` is the row's greatest element and `sum` that of all its
-    /// `exp(x - most)`. Ready proves *complete on the device*.
+    /// Computes the softmax of each row of a matrix: `exp(x - most) / sum`, where `most` is the row's greatest element and `sum` is the sum of
+    /// all its `exp(x - most)`. Ready proves *complete on the device*.
     ///
     /// `x` and `out` have whole rows of `columns` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. Special
-    /// values are those of NumPy and PyTorch: negative infinities become 0, as masks want it; a row with a NaN, with an infinity, or of
-    /// negative infinities alone becomes NaN. How far results agree, [`sum_rows`](Self::sum_rows) says.
+    /// values are as in NumPy and PyTorch: negative infinities become 0, as masks need; a row with a NaN or an infinity, or with only negative
+    /// infinities, becomes NaN. For how far results agree, see [`sum_rows`](Self::sum_rows).
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
+    /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): a partial row; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
     ///
     /// # Examples
     /// ```
@@ -542,13 +542,13 @@ pub trait Algorithms: sealed::Sealed {
     /// Normalises each row of a matrix: `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, where the variance is the mean of the squares of
     /// `x - mean`, and `gamma` and `beta` have an element for each column. Ready proves *complete on the device*.
     ///
-    /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A row
-    /// with a NaN or an infinity becomes NaN. So does a row of variance 0 if `epsilon` is 0; equal elements have that variance only if their mean is
-    /// not rounded. A row whose sum, or sum of squares, overflows `f32` becomes NaN, or 0 before `gamma`. How far results agree,
-    /// [`sum_rows`](Self::sum_rows) says.
+    /// `x` and `out` have whole rows of `gamma.len()` elements, one after the other; `f16`, `bf16` or `f32`, computed in `f32` and rounded once. A
+    /// row with a NaN or an infinity becomes NaN. So does a row of variance 0 if `epsilon` is 0; equal elements have variance 0 only if their mean is
+    /// exact. A row whose sum, or sum of squares, overflows `f32` becomes NaN, or 0 before `gamma`. For how far results agree, see
+    /// [`sum_rows`](Self::sum_rows).
     ///
     /// # Errors
-    /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): no whole number of rows; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
+    /// [`ErrorDetail::Ragged`](gpu_await::ErrorDetail::Ragged): a partial row; [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength).
     ///
     /// # Examples
     /// ```
@@ -576,20 +576,20 @@ pub trait Algorithms: sealed::Sealed {
 
     // ---- scans ---------------------------------------------------------------------------------
 
-    /// Combines each element with all before it. Ready proves *complete on the device*.
+    /// Combines each element with all elements before it. Ready proves *complete on the device*.
     ///
-    /// `op` is a [`ReduceOp`](crate::ReduceOp), alone or [`Reproducible`](crate::Reproducible), or of integers a
+    /// `op` is a [`ReduceOp`](crate::ReduceOp), alone or [`Reproducible`](crate::Reproducible), or for integers a
     /// [`BitOp`](crate::BitOp).
     ///
-    /// The output is as long as the input. Where the device alone knows how many elements there are
-    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written.
+    /// The output is as long as the input. If only the device knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), the rest of it is unchanged, and must have been written.
     ///
     /// Sums and products of floating point numbers differ **from run to run** on a GPU in their last bits, as each part of
-    /// the array takes up what others have combined by then: [`Reproducible`](crate::Reproducible) gives the same bits each
-    /// time, in about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
-    /// one after the other, whose rounding adds up over tens of millions of `f32`. Everything else is exact.
+    /// the array picks up whatever others have combined by then: [`Reproducible`](crate::Reproducible) gives the same bits each
+    /// time, and takes about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
+    /// one after the other, whose rounding errors accumulate over tens of millions of `f32`. Everything else is exact.
     ///
-    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says; of `f64` it is the first of them. The first element
+    /// For which zero and which NaN is the least or the greatest, see [`min`](Self::min); for `f64` it is the first of them. The first element
     /// is combined with nothing, and stays as it is.
     ///
     /// # Examples
@@ -619,18 +619,18 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Combines all elements before each with `init`. Ready proves *complete on the device*.
     ///
-    /// `op` is a [`ReduceOp`](crate::ReduceOp), alone or [`Reproducible`](crate::Reproducible), or of integers a
+    /// `op` is a [`ReduceOp`](crate::ReduceOp), alone or [`Reproducible`](crate::Reproducible), or for integers a
     /// [`BitOp`](crate::BitOp).
     ///
-    /// The output is as long as the input. Where the device alone knows how many elements there are
-    /// ([`UpTo`](crate::UpTo)), the rest of it stays as it was, and must have been written.
+    /// The output is as long as the input. If only the device knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), the rest of it is unchanged, and must have been written.
     ///
     /// Sums and products of floating point numbers differ **from run to run** on a GPU in their last bits, as each part of
-    /// the array takes up what others have combined by then: [`Reproducible`](crate::Reproducible) gives the same bits each
-    /// time, in about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
-    /// one after the other, whose rounding adds up over tens of millions of `f32`. Everything else is exact.
+    /// the array picks up whatever others have combined by then: [`Reproducible`](crate::Reproducible) gives the same bits each
+    /// time, and takes about 1.6 times as long. They differ between devices as the order of the additions does: a host device adds
+    /// one after the other, whose rounding errors accumulate over tens of millions of `f32`. Everything else is exact.
     ///
-    /// Which of both zeros and of NaNs is the least and the greatest, [`min`](Self::min) says; of `f64` it is the first of them.
+    /// For which zero and which NaN is the least or the greatest, see [`min`](Self::min); for `f64` it is the first of them.
     ///
     /// # Examples
     /// ```
@@ -660,7 +660,7 @@ pub trait Algorithms: sealed::Sealed {
 
     // ---- all elements, in another order -----------------------------------------------------
 
-    /// Sorts the elements in place, the least first. Ready proves *complete on the device*.
+    /// Sorts the elements in place, ascending. Ready proves *complete on the device*.
     ///
     /// Floating point numbers come in the order of [`f32::total_cmp`]: -NaN, -inf, .., -0, 0, .., inf, NaN. It
     /// takes device memory as large as the elements while it runs.
@@ -683,7 +683,7 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| sort::sort_keys(queue, "sort", x, false))
     }
 
-    /// Sorts the elements in place, the greatest first. Ready proves *complete on the device*.
+    /// Sorts the elements in place, descending. Ready proves *complete on the device*.
     ///
     /// Floating point numbers come in the reverse order of [`f32::total_cmp`]: NaN, inf, .., 0, -0, .., -inf,
     /// -NaN. It takes device memory as large as the elements while it runs.
@@ -697,7 +697,7 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Sorts keys in place, the least first, and values with them. Ready proves *complete on the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
+    /// Values of equal keys keep their order (the sort is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
     /// See [`sort`](Self::sort).
     ///
     /// # Errors
@@ -728,8 +728,8 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Sorts keys in place, the greatest first, and values with them. Ready proves *complete on the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
-    /// [`sort_descending`](Self::sort_descending).
+    /// Values of equal keys keep their order (the sort is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
+    /// See [`sort_descending`](Self::sort_descending).
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
@@ -747,10 +747,10 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Sorts the elements of each segment in place, the least first. Ready proves *complete on the device*.
     ///
-    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`; what is in no segment stays where it is. An offset that
-    /// is below one in front of it counts as that one, and one past the end of the array as that, so that segments do
-    /// not overlap. The order is that of [`sort`](Self::sort). A segment is sorted by a warp or, if it is longer than
-    /// that holds, by a block: a few long ones leave most of the GPU idle. It takes device memory as large as the
+    /// Segment `i` is from `offsets[i]` up to `offsets[i + 1]`; elements in no segment stay where they are. An offset below
+    /// an earlier one counts as that one, and an offset past the end of the array as the end, so segments do
+    /// not overlap. The order is that of [`sort`](Self::sort). A segment is sorted by a warp or, if it is too long for
+    /// one, by a block: a few long ones leave most of the GPU idle. It takes device memory as large as the
     /// elements while it runs.
     ///
     /// # Examples
@@ -796,8 +796,8 @@ pub trait Algorithms: sealed::Sealed {
     /// Sorts the keys of each segment in place, the least first, and values with them. Ready proves *complete on the
     /// device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
-    /// [`segmented_sort`](Self::segmented_sort).
+    /// Values of equal keys keep their order (the sort is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
+    /// See [`segmented_sort`](Self::segmented_sort).
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
@@ -825,8 +825,8 @@ pub trait Algorithms: sealed::Sealed {
     /// Sorts the keys of each segment in place, the greatest first, and values with them. Ready proves *complete on
     /// the device*.
     ///
-    /// Values of equal keys stay in their order (it is stable). Values have 4 or 8 bytes, and begin at a multiple of that. See
-    /// [`segmented_sort`](Self::segmented_sort).
+    /// Values of equal keys keep their order (the sort is stable). Values have 4 or 8 bytes, and begin at a multiple of that.
+    /// See [`segmented_sort`](Self::segmented_sort).
     ///
     /// # Errors
     /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): values that do not begin at a multiple of their size.
@@ -846,17 +846,17 @@ pub trait Algorithms: sealed::Sealed {
         })
     }
 
-    /// Writes the greatest elements, the greatest first, as many as `greatest` has. Ready proves *complete on the
-    /// device*.
+    /// Writes the greatest elements, in descending order, as many as `greatest` holds. Ready proves *complete on
+    /// the device*.
     ///
-    /// They come in the order of [`sort_descending`](Self::sort_descending), so that a NaN is greater than
-    /// everything else, and one whose sign is set less. Where the device alone knows how many elements there are
-    /// ([`UpTo`](crate::UpTo)), and these are less, the rest of the output stays as it was, and must have been
-    /// written. Of many elements of up to 32 bits, few are selected and sorted; otherwise all are, in device memory
-    /// of twice as much as they have.
+    /// They come in the order of [`sort_descending`](Self::sort_descending), so a NaN is greater than
+    /// everything else, or less if its sign is set. If only the device knows how many elements there are
+    /// ([`UpTo`](crate::UpTo)), and there are fewer, the rest of the output is unchanged, and must have been
+    /// written. To get few of many elements of up to 32 bits, these are selected and sorted; otherwise all are sorted, in device
+    /// memory of twice their size.
     ///
     /// # Errors
-    /// More of them than elements.
+    /// More outputs than elements.
     ///
     /// # Examples
     /// ```
@@ -883,13 +883,13 @@ pub trait Algorithms: sealed::Sealed {
         })
     }
 
-    /// Writes the greatest elements, the greatest first, and where each is. Ready proves *complete on the device*.
+    /// Writes the greatest elements, in descending order, and their positions. Ready proves *complete on the device*.
     ///
-    /// Of equal ones those in front are taken, and come first (it is stable). The arrays have the same length. See
-    /// [`top_k`](Self::top_k).
+    /// Of equal elements the earlier ones are taken, and come first (it is stable). The arrays have the same
+    /// length. See [`top_k`](Self::top_k).
     ///
     /// # Errors
-    /// More of them than elements.
+    /// More outputs than elements.
     ///
     /// # Examples
     /// ```
@@ -925,12 +925,12 @@ pub trait Algorithms: sealed::Sealed {
         })
     }
 
-    /// Writes the least elements, the least first, as many as `least` has. Ready proves *complete on the device*.
+    /// Writes the least elements, in ascending order, as many as `least` holds. Ready proves *complete on the device*.
     ///
     /// They come in the order of [`sort`](Self::sort). See [`top_k`](Self::top_k).
     ///
     /// # Errors
-    /// More of them than elements.
+    /// More outputs than elements.
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortKeys`
@@ -945,13 +945,13 @@ pub trait Algorithms: sealed::Sealed {
         })
     }
 
-    /// Writes the least elements, the least first, and where each is. Ready proves *complete on the device*.
+    /// Writes the least elements, in ascending order, and their positions. Ready proves *complete on the device*.
     ///
-    /// Of equal ones those in front are taken, and come first (it is stable). The arrays have the same length. See
-    /// [`bottom_k`](Self::bottom_k).
+    /// Of equal elements the earlier ones are taken, and come first (it is stable). The arrays have the same
+    /// length. See [`bottom_k`](Self::bottom_k).
     ///
     /// # Errors
-    /// More of them than elements.
+    /// More outputs than elements.
     ///
     /// # Source
     /// CUB's `DeviceRadixSort``::SortPairs`
@@ -1140,10 +1140,10 @@ pub trait Algorithms: sealed::Sealed {
     /// Writes each run of equal elements as its value and its length, in their order. Ready proves that the number
     /// of runs, which it resolves with, is *visible to the host*.
     ///
-    /// -0 and 0 are equal, and the value is the last of them; each NaN is a run of its own. Of sorted elements these
-    /// are the distinct ones and how often each is there. An output is at least as long as the input, as nobody
-    /// knows before how many runs there are; the rest stays as it was, and so all of it must have been written
-    /// before ([`zeros`](Stream::zeros)). The same elements give the same outputs on every device.
+    /// -0 and 0 are equal, and the value is the last of them; each NaN is a run of its own. For sorted elements these
+    /// are the distinct values and how often each occurs. An output must be at least as long as the input, because the number of
+    /// runs is not known beforehand; the rest stays as it was, and so all of it must have been written before
+    /// ([`zeros`](Stream::zeros)). The same elements give the same outputs on every device.
     ///
     /// # Examples
     /// ```
@@ -1321,15 +1321,15 @@ pub trait Algorithms: sealed::Sealed {
     /// Counts the elements of each bin: `counts` has as many as there are bins of the same width in `range`. Ready
     /// proves *complete on the device*.
     ///
-    /// Of integers bin `b` has those for which `(x - start) * bins / (end - start + 1)`, rounded down, is `b`:
-    /// `0..=255` and 256 counts are a bin a byte. Of floats it is `(x - start) * (bins / (end - start))`, rounded
+    /// For integers, bin `b` has those for which `(x - start) * bins / (end - start + 1)`, rounded down, is `b`:
+    /// `0..=255` and 256 counts make one bin per byte. For floats it is `(x - start) * (bins / (end - start))`, rounded
     /// as its type is (`f16` and `bf16` as `f32`) and then down; the end is in the last bin, or near it if there are more bins
-    /// than the type counts exactly (2^24 for `f32`). What is outside of the
-    /// range is not counted, nor is a NaN. The counts are overwritten, and the same on every device. Up to 2048 bins
-    /// are counted in shared memory; more take longer, most of all where many elements are in few of them.
+    /// than the type counts exactly (2^24 for `f32`). Values outside the
+    /// range are not counted, nor are NaNs. The counts are overwritten, and the same on every device. Up to 2048 bins
+    /// are counted in shared memory; more take longer, especially where many elements are in few of them.
     ///
     /// # Errors
-    /// A range that ends before it begins; of floats also one that is not finite, is empty, or is too narrow for its
+    /// A range that ends before it begins; for floats also one that is not finite, is empty, or is too narrow for its
     /// bins; no bin; 2^31 bins or more.
     ///
     /// # Examples
@@ -1356,12 +1356,12 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| histogram::histogram(queue, x, range, counts))
     }
 
-    /// Counts the elements between each level and the next: `levels` has one more than `counts`. Ready proves
+    /// Counts the elements between each level and the next: `levels` has one element more than `counts`. Ready proves
     /// *complete on the device*.
     ///
-    /// A bin has its lower level, and not its upper one, but for the last bin, which has both. No level is below the
-    /// one before it: otherwise each element is counted in some bin, or in none. What is outside of the levels is
-    /// not counted, nor is a NaN. The counts are overwritten, and the same on every device. See
+    /// A bin includes its lower level but not its upper one, except for the last bin, which includes both. Levels must not
+    /// decrease: otherwise each element is counted in some bin, or in none. Values outside the levels are
+    /// not counted, nor are NaNs. The counts are overwritten, and the same on every device. See
     /// [`histogram`](Self::histogram).
     ///
     /// # Errors
@@ -1394,25 +1394,25 @@ pub trait Algorithms: sealed::Sealed {
 
     // ---- formulas, and other kernels that are made at first use -----------------------------
 
-    /// Computes each element of `output` by a formula from the elements at its place. Ready proves *complete on the device*.
+    /// Computes each element of `output` by a formula from the elements at the same index. Ready proves *complete on the device*.
     ///
-    /// `operands` is a tuple with one for each argument of the formula, in their order: a number, or `&x` for an array as long as
-    /// `output`. All have one type, that of `output`, which is overwritten; `&mut` says that it is none of the arrays
+    /// `operands` is a tuple with one operand for each argument of the formula, in order: a number, or `&x` for an array as long
+    /// as `output`. All have one type, that of `output`, which is overwritten; `&mut` means that it is not one of the arrays
     /// ([`transform_in_place`](Self::transform_in_place) is for that). It is one launch, and a kernel node of a graph.
     ///
     /// Rows with a pitch, a [`View2`](gpu_await::View2) and for the output a [`ViewMut2`](gpu_await::ViewMut2), are passed as they are, without `&`. All
-    /// rows have one number and one length; an array among them is taken as rows that follow one another. What is between rows stays
-    /// as it was, and must have been written where the output has gaps.
+    /// have the same number of rows and row length; an array among them is taken as rows without gaps. Gaps between rows stay
+    /// as they were, and must have been written in the output.
     ///
     /// # Blocking
-    /// The first use of a formula on a device, for each element type, each choice of which arguments are numbers, and once more for rows, has the driver
-    /// compile the kernel: some milliseconds, and until everything that runs on the GPU has ended, full [queues](Stream#blocking)
+    /// The first use of a formula on a device, for each element type, each choice of which arguments are numbers, and once more for rows, has the
+    /// driver compile the kernel: this takes some milliseconds, and until everything that runs on the GPU has ended, full [queues](Stream#blocking)
     /// included. [`preload_transform`](crate::Preload::preload_transform) does that ahead, off the executor. After that it is a launch:
     /// [`Stream::launch`].
     ///
     /// # Errors
-    /// [`ErrorDetail::LiteralOutOfRange`](gpu_await::ErrorDetail::LiteralOutOfRange): a number in the formula that the integers do
-    /// not have.
+    /// [`ErrorDetail::LiteralOutOfRange`](gpu_await::ErrorDetail::LiteralOutOfRange): a number in the formula that the integer type cannot
+    /// represent.
     ///
     /// # Examples
     /// ```
@@ -1456,11 +1456,11 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| put::transform(queue, formula, operands, output))
     }
 
-    /// Replaces each element of `updated` by what a formula computes from it: the formula's last argument. Ready proves *complete on
+    /// Replaces each element of `updated` by the result of a formula, of which it is the last argument. Ready proves *complete on
     /// the device*.
     ///
-    /// `operands` is a tuple for the arguments in front of that, as in [`transform`](Self::transform), and `()` if there are none.
-    /// All of `updated` must have been written before.
+    /// `operands` is a tuple for the arguments before that, as in [`transform`](Self::transform), and `()` if there are none. All
+    /// of `updated` must have been written before.
     ///
     /// # Blocking
     /// As [`transform`](Self::transform), with which it shares its kernels.
@@ -1491,7 +1491,7 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Computes a comparison for each element: 1 where it holds, 0 where it does not. Ready proves *complete on the device*.
     ///
-    /// The formula ends with a comparison, as `|x| x.gt(0.0) & x.lt(1.0)`; otherwise it is [`transform`](Self::transform).
+    /// The formula ends with a comparison, as `|x| x.gt(0.0) & x.lt(1.0)`; otherwise it is like [`transform`](Self::transform).
     ///
     /// # Blocking
     /// As [`transform`](Self::transform).
@@ -1550,8 +1550,8 @@ pub trait Algorithms: sealed::Sealed {
 
     /// Converts each element to another number type, as `as` does. Ready proves *complete on the device*.
     ///
-    /// Integers keep their lower bits. From a floating point number to an integer it truncates, saturates, and makes 0 of a NaN. To a floating
-    /// point number, also `f16` and `bf16`, it rounds to the nearest once, half-way cases to even.
+    /// Integers keep their lower bits. From a floating point number to an integer it truncates, saturates, and turns a NaN into 0. To a
+    /// floating point number, including `f16` and `bf16`, it rounds once, to nearest, half-way cases to even.
     ///
     /// # Blocking
     /// The first use for two types, as [`transform`](Self::transform); [`preload_cast`](crate::Preload::preload_cast) loads it ahead.
@@ -1577,7 +1577,7 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| put::cast(queue, source, output))
     }
 
-    /// Reads elements from where indices say: `output[i] = source[indices[i]]`. Ready proves *complete on the device*.
+    /// Reads elements at indices: `output[i] = source[indices[i]]`. Ready proves *complete on the device*.
     ///
     /// `output` is as long as `indices`. An index that is not below `source.len()` reads nothing, and gives 0.
     ///
@@ -1607,10 +1607,10 @@ pub trait Algorithms: sealed::Sealed {
         self.call(|queue| put::gather(queue, source, indices, output))
     }
 
-    /// Writes elements to where indices say: `target[indices[i]] = source[i]`. Ready proves *complete on the device*.
+    /// Writes elements at indices: `target[indices[i]] = source[i]`. Ready proves *complete on the device*.
     ///
-    /// `indices` is as long as `source`. An index that is not below `target.len()` writes nothing. Of several elements for one place, one is
-    /// there in the end, any of them. What no index names stays, so all of `target` must have been written before.
+    /// `indices` is as long as `source`. An index that is not below `target.len()` writes nothing. If several elements go to one index, any
+    /// one of them ends up there. Elements that no index names are unchanged, so all of `target` must have been written before.
     ///
     /// # Blocking
     /// The first use for a type, as [`transform`](Self::transform); [`Preload`](crate::Preload) has a method that loads it ahead.

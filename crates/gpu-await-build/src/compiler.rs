@@ -11,11 +11,11 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-/// The variables that say where to look.
+/// The variables that say where to look for compilers.
 pub(crate) const VARIABLES: [&str; 4] =
     ["GPU_AWAIT_NVRTC", "CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX"];
 
-/// How long a program may take to say that it is there.
+/// How long a program may take to answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const LIBRARIES: [&str; 3] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2"];
@@ -27,7 +27,7 @@ pub(crate) enum Compiler {
 }
 
 impl Compiler {
-    /// The first that is there, or what was looked for.
+    /// The first compiler found, or what was looked for.
     pub(crate) fn find() -> std::result::Result<Compiler, Vec<String>> {
         let value = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let [named, home, path, conda] = VARIABLES.map(value);
@@ -36,7 +36,7 @@ impl Compiler {
             let libraries = if named.is_dir() { &libraries[..] } else { &[named] };
             return Self::first(&[], libraries, LIMIT);
         }
-        // The empty one is `PATH`, and the loader's path.
+        // The empty folder stands for `PATH`, and the loader's path.
         let mut folders = vec![PathBuf::new()];
         for toolkit in home.into_iter().chain(path).chain(["/usr/local/cuda".into()]) {
             folders.extend([toolkit.join("bin"), toolkit.join("lib64")]);
@@ -49,7 +49,7 @@ impl Compiler {
             Ok(nvcc) => return Ok(nvcc),
             Err(tried) => tried,
         };
-        // Where Python's packages of NVIDIA are.
+        // Where NVIDIA's Python packages are.
         let known = folders.len();
         let program = "import nvidia; print(*nvidia.__path__, sep='\\n')";
         let mut python = Command::new("python3");
@@ -93,12 +93,12 @@ impl Compiler {
         }
     }
 
-    /// The PTX of a file.
+    /// Compiles a file to PTX.
     pub(crate) fn compile(&self, source: &Path, options: Vec<String>) -> Result<String> {
         let compiled = match self {
             Compiler::Nvcc(program) => run(program, source, options),
             Compiler::Nvrtc(library, headers) => {
-                // As nvcc does by itself.
+                // As nvcc does on its own.
                 let beside = source.parent().filter(|folder| *folder != Path::new(""));
                 let folders = [beside.unwrap_or(Path::new(".")).to_owned()];
                 let folders = folders.iter().chain(headers);
@@ -111,13 +111,13 @@ impl Compiler {
     }
 }
 
-/// What a program prints, or why it is not used, to be put behind its name: nothing if it is not there, or fails.
+/// What a program prints, or why it is not used, to be appended to its name: nothing if it is not there, or fails.
 fn answer(command: &mut Command, limit: Duration) -> std::result::Result<String, String> {
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|_| String::new())?;
     let (sender, receiver) = mpsc::channel();
     let stdout = child.stdout.take();
-    // What it started may hold the other end for longer than it lives: so a thread reads, which is left then.
+    // A child of it may hold the other end after it has ended: so a thread reads, which is then abandoned.
     thread::spawn(move || {
         let text = stdout.map(io::read_to_string).transpose().ok().flatten();
         sender.send(text).ok();
@@ -138,7 +138,7 @@ fn answer(command: &mut Command, limit: Duration) -> std::result::Result<String,
     }
 }
 
-/// The PTX of a file by `nvcc`, or what it says.
+/// Compiles a file to PTX by `nvcc`, or returns what that says.
 fn run(nvcc: &Path, source: &Path, options: Vec<String>) -> std::result::Result<String, String> {
     let folder = (0..)
         .map(|at| env::temp_dir().join(format!("gpu-await-{}-{at}", process::id())))
@@ -162,14 +162,14 @@ fn run(nvcc: &Path, source: &Path, options: Vec<String>) -> std::result::Result<
     Err(format!("{}{}: {}", String::from_utf8_lossy(&said), nvcc.display(), output.status))
 }
 
-/// NVRTC, with what it opens itself by bare name, which fails outside of the loader's path.
+/// NVRTC, with the library that it opens by bare name, which fails outside the loader's path.
 fn opened(path: &Path) -> Option<Compiler> {
     let folder = path.parent()?;
     for file in fs::read_dir(folder).into_iter().flatten().flatten() {
         if file.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.") {
             // SAFETY: NVIDIA's libraries run only their own initializers.
             let builtins = unsafe { Library::new(file.path()) };
-            // Open for as long as the process.
+            // Stays open as long as the process.
             builtins.map(std::mem::forget).ok();
         }
     }
@@ -189,7 +189,7 @@ type Compile = unsafe extern "C" fn(Program, c_int, Texts) -> c_int;
 type Create =
     unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Texts, Texts) -> c_int;
 
-/// The PTX of a file by NVRTC, or what it says. The types above are those of its manual; all entry points exist since CUDA 8.
+/// Compiles a file to PTX by NVRTC, or returns what that says. The types above are those of its manual; all entry points exist since CUDA 8.
 fn call(
     nvrtc: &Library,
     source: &Path,

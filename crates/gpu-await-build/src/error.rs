@@ -1,4 +1,4 @@
-//! What goes wrong, in words that say what to do: cargo shows what a build script's `main` returns by `Debug`, so that is the text as well.
+//! What goes wrong, with what to do about it: cargo prints the error of a build script's `main` by `Debug`, so that gives the same text.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -11,26 +11,26 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "of the fields: their names say it")]
 pub enum Error {
-    /// Nothing here compiles CUDA C++, and there is no committed PTX that could be taken, if one is kept.
+    /// Nothing here compiles CUDA C++, and there is no usable committed PTX, if one is kept.
     NoCompiler { source: PathBuf, looked_for: Vec<String>, stale: Option<Stale> },
     /// The compiler refuses the source.
     Compile { source: PathBuf, compiler: &'static str, log: String },
-    /// One script makes different PTX of one name, from two sources or from one with other options.
+    /// One script makes different PTX of one name, from two sources or from one source with different options.
     SameName { path: PathBuf, sources: [PathBuf; 2] },
     /// A file cannot be read or written.
     File { path: PathBuf, error: io::Error },
 }
 
-/// Why a committed PTX is not taken.
+/// Why a committed PTX is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "of the fields: their names say it")]
 pub enum Stale {
     /// There is none.
     Missing,
-    /// It is of another source, or of other included files, or does not say of which.
+    /// It was made from another source, or other included files, or does not say from which.
     Source,
-    /// It is of other options.
+    /// It was made with other options.
     Options { committed: String, now: String },
     /// It is not what its compiler wrote, or does not say what that was.
     Cut,

@@ -1,9 +1,9 @@
-//! The files that a PTX is made of: the source, and what it includes and the package has. NVIDIA's own headers belong to the compiler.
+//! The files that a PTX is made from: the source, and what it includes from the package. NVIDIA's own headers belong to the compiler.
 //!
 //! The text is read as the preprocessor reads it where a directive can be spelled in other ways (spliced lines, comments, digraphs), and more
-//! generously everywhere else: an `#include` counts in a comment or a branch that is not compiled, and so does each file of its name in any
-//! folder that is searched. A file too many makes a PTX stale too early, never too late. Not followed: what a macro names, `__has_include`, and
-//! files of options (`--options-file`).
+//! generously everywhere else: an `#include` counts in a comment or a branch that is not compiled, and so does each file of that name in any
+//! searched folder. A superfluous file makes a PTX stale too early, never too late. Not followed: names from macros, `__has_include`, and
+//! option files (`--options-file`).
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 
 pub(crate) struct Inputs {
-    /// The source is the first. Their folders are canonical, so that a file has one path however it is reached.
+    /// The source comes first. Their folders are canonical, so that a file has one path however it is reached.
     pub(crate) files: Vec<PathBuf>,
-    /// The folders where a file would be found earlier than the one that was.
+    /// Folders where a file would be found earlier than the one that was found.
     pub(crate) watched: Vec<PathBuf>,
-    /// SHA-256 of the source; with other files, of all digests and of which file includes which. It says the same of a package that moved.
-    /// The ends of lines are those of Unix, as Git may change them.
+    /// SHA-256 of the source; with other files, of all digests and of which file includes which. It does not change if the package moves.
+    /// Line ends count as Unix ones, since Git may change them.
     pub(crate) digest: String,
 }
 
 impl Inputs {
     pub(crate) fn read(source: &Path, folders: &[PathBuf], forced: &[String]) -> Result<Inputs> {
         let (mut files, mut watched) = (vec![canonical(source)], Vec::new());
-        // As `sha256sum` prints them, with the positions of what each includes in place of a name.
+        // As `sha256sum` prints them, with the indices of each file's includes in place of a name.
         let (mut alone, mut all) = (String::new(), String::new());
         let mut next = 0;
         while let Some(file) = files.get(next).cloned() {
@@ -65,8 +65,8 @@ impl Inputs {
         Ok(Inputs { files, watched, digest })
     }
 
-    /// Says when the script has to run again. A file that is missing would make it run each time, so its folder is named, and cargo looks at all
-    /// that is in there: not the package's own, which has `target`, none that this script writes to, and none elsewhere.
+    /// Tells cargo when to run the script again. A missing file would make it run each time, so its folder is named instead, and cargo watches all
+    /// that is in there: but not the package's own folder, which has `target`, nor folders that this script writes to, nor any outside the package.
     pub(crate) fn tell_cargo(&self) {
         let package = env::current_dir().and_then(|folder| folder.canonicalize());
         let out = env::var_os("OUT_DIR").and_then(|out| PathBuf::from(out).canonicalize().ok());
@@ -86,7 +86,7 @@ pub(crate) fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where an element is, at the end if it was not there.
+/// The index of an element, which is appended if it was not there.
 fn add(paths: &mut Vec<PathBuf>, path: PathBuf) -> usize {
     let at = paths.iter().position(|one| *one == path);
     at.unwrap_or_else(|| {
@@ -95,7 +95,7 @@ fn add(paths: &mut Vec<PathBuf>, path: PathBuf) -> usize {
     })
 }
 
-/// The path with its folder made canonical. The file is not: what it includes is looked for beside a link, not where that leads.
+/// The path with its folder made canonical, but not the file: includes are looked for beside a link, not beside its target.
 fn canonical(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     match (folder.canonicalize(), path.file_name()) {
@@ -104,10 +104,10 @@ fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// The files that a text includes, and whether each is looked for beside it.
+/// The files that a text includes, and whether each is to be looked for beside it.
 fn included(text: &str) -> Vec<(String, bool)> {
     let text = text.replace("%:", "#").replace("??=", "#").replace("??/", "\\");
-    // Compilers let blanks stand between the backslash and the end of the line.
+    // Compilers allow blanks between the backslash and the end of the line.
     let mut spliced = String::new();
     for line in text.lines() {
         match line.trim_end().strip_suffix('\\') {
@@ -118,7 +118,7 @@ fn included(text: &str) -> Vec<(String, bool)> {
     spliced.match_indices('#').filter_map(|(at, _)| directive(&spliced[at + 1..])).collect()
 }
 
-/// The file that the text behind a `#` includes.
+/// The file that the text after a `#` includes.
 fn directive(text: &str) -> Option<(String, bool)> {
     let text = behind_blanks(text);
     let names = ["include_next", "include", "import"];
@@ -130,7 +130,7 @@ fn directive(text: &str) -> Option<(String, bool)> {
     (!name.contains('\n')).then(|| (name.to_owned(), is_beside))
 }
 
-/// The text behind blanks and comments.
+/// The text after blanks and comments.
 fn behind_blanks(mut text: &str) -> &str {
     loop {
         text = text.trim_start();

@@ -18,19 +18,19 @@
 //! name as `entry`, also that of an explicit instance of a template (`template __global__ void scale<float>(..);`).
 //!
 //! # The compiler
-//! The first of these that is there; no GPU is needed.
+//! The first of these that is found; no GPU is needed.
 //!
 //! | what | where |
 //! |---|---|
-//! | the NVRTC that `GPU_AWAIT_NVRTC` names, a file or its folder | nowhere else if it is set |
+//! | the NVRTC that `GPU_AWAIT_NVRTC` names, a file or its folder | only there if it is set |
 //! | `nvcc` | `PATH`; `bin` of `CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda`; packages of the `python3` on `PATH` |
 //! | NVRTC | the loader's path; `lib64` of these; `lib` of `CONDA_PREFIX`; packages of that `python3` |
 //!
-//! `nvcc` needs a C++ compiler, NVRTC does not. NVRTC finds NVIDIA's own headers (`cuda_fp16.h`) in the toolkit or Python package that it is of.
-//! PTX of a newer CUDA needs a newer driver: that of CUDA 12.0 loads on drivers from 525 on.
+//! `nvcc` needs a C++ compiler, NVRTC does not. NVRTC finds NVIDIA's own headers (`cuda_fp16.h`) in the toolkit or Python package that it
+//! belongs to. PTX of a newer CUDA needs a newer driver: that of CUDA 12.0 loads on drivers from 525 on.
 //!
 //! # Keeping the PTX
-//! With [`committed`](Ptx::committed), a package builds where there is no compiler, docs.rs among them, and from the same PTX everywhere.
+//! With [`committed`](Ptx::committed), a package builds even without a compiler, as on docs.rs, and from the same PTX everywhere.
 // Tests may unwrap, the library may not.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -66,20 +66,20 @@ pub struct Ptx {
 }
 
 impl Ptx {
-    /// Sets the oldest architecture that runs it, `compute_75` if not called: the driver compiles PTX further, for the GPU that is there.
+    /// Sets the oldest architecture that can run it, `compute_75` by default: the driver compiles PTX further, for the GPU at hand.
     pub fn arch(mut self, arch: impl Into<String>) -> Self {
         self.arch = arch.into();
         self
     }
 
-    /// Adds an option that the compiler knows; both know `-DTILE=64`, `--std=c++17`, `--fmad=false`, `--use_fast_math`.
-    /// Files are looked for in the folders of `-I`, `--include-path`, `-isystem` and `--system-include` as in those of [`include`](Self::include).
+    /// Adds a compiler option; both compilers know `-DTILE=64`, `--std=c++17`, `--fmad=false`, `--use_fast_math`.
+    /// Files are also looked for in the folders of `-I`, `--include-path`, `-isystem` and `--system-include`, as of [`include`](Self::include).
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
         self
     }
 
-    /// Looks for included files in a folder as well. Those beside the file that includes them are found without it.
+    /// Also looks for included files in a folder. Files beside the including file are found without it.
     pub fn include(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folders.push(folder.into());
         self
@@ -87,20 +87,19 @@ impl Ptx {
 
     /// Keeps the PTX beside the source, `mine.ptx` for `mine.cu`, to be committed.
     ///
-    /// Its first lines say what it was made of: a digest of the source and of the files that it includes (not those that a macro names, nor NVIDIA's),
-    /// the compiler, the options; and a digest of the PTX behind them. Where all that but the compiler is as it says, it is taken. Otherwise it
-    /// is written afresh, with a warning that says so, or refused where nothing compiles it. To have it made by another compiler, delete it.
+    /// Its first lines record what it was made from: a digest of the source and of the files that it includes (not those that a macro names, nor
+    /// NVIDIA's), the compiler, the options; and a digest of the PTX that follows. If all but the compiler still match, it is used. Otherwise it is
+    /// rewritten, with a warning, or refused where there is no compiler. To have it made by another compiler, delete it.
     pub fn committed(mut self) -> Self {
         self.committed = true;
         self
     }
 
-    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu` of any folder, and tells cargo when to do so again: when a file that was read
-    /// changes, or one appears in a folder of the package, not the package's own, where an included file was looked for in vain. Blocks while
-    /// the compiler runs.
+    /// Writes the PTX into `OUT_DIR`, as `mine.ptx` for `mine.cu` in any folder, and tells cargo when to do so again: when a file that was read
+    /// changes, or one appears in a subfolder of the package where an included file was looked for in vain. Blocks while the compiler runs.
     ///
     /// # Errors
-    /// There is no compiler, and no committed PTX to take; the source does not compile; the script has written other PTX of that name; the
+    /// There is no compiler, and no usable committed PTX; the source does not compile; the script has written other PTX of that name; the
     /// source is itself named `.ptx`; a file cannot be read or written. A `main` that returns the error prints what to do.
     pub fn compile(&self) -> Result<()> {
         let out = env::var_os("OUT_DIR").filter(|out| !out.is_empty()).ok_or_else(|| {
@@ -123,7 +122,7 @@ impl Ptx {
         Ok(())
     }
 
-    /// The PTX with its first lines: the committed one, or what the compiler that `find` gives makes.
+    /// The PTX with its first lines: the committed one, or what the compiler from `find` makes.
     fn made(
         &self,
         find: impl FnOnce() -> std::result::Result<Compiler, Vec<String>>,
@@ -157,7 +156,7 @@ impl Ptx {
         let folders = self.folders.iter().map(|folder| format!("-I{}", folder.display()));
         let options = self.options().into_iter().chain(folders);
         let ptx = compiler.compile(&self.source, options.collect())?;
-        // Whichever compiler it is, its PTX has this line.
+        // PTX of any compiler has this line.
         let version = ptx.lines().find_map(|line| line.rsplit_once(", V"));
         let version = version.map_or("unknown", |(_, version)| version);
         let (digest, options) = (&inputs.digest, self.options().join(" "));
@@ -183,7 +182,7 @@ impl Ptx {
         self.source.with_extension("ptx")
     }
 
-    /// What the PTX depends on beside the files and the compiler.
+    /// What the PTX depends on besides the files and the compiler.
     fn options(&self) -> Vec<String> {
         let arch = format!("--gpu-architecture={}", self.arch);
         [arch].into_iter().chain(self.options.iter().cloned()).collect()
@@ -202,13 +201,13 @@ impl Ptx {
         values
     }
 
-    /// Why a committed PTX is not one of these inputs.
+    /// Why a committed PTX does not match these inputs.
     fn stale(&self, text: &str, digest: &str) -> Option<Stale> {
         let text = text.replace("\r\n", "\n");
         let mut lines = text.splitn(4, '\n');
         let made_of = lines.next().and_then(|line| line.strip_prefix(SOURCE));
         let compiler = lines.next().and_then(|line| line.strip_prefix(COMPILER));
-        // Behind its name and version are the options.
+        // The options follow the compiler's name and version.
         let options = compiler.and_then(|line| line.splitn(3, ' ').nth(2));
         let Some(options) = options.filter(|_| made_of == Some(digest)) else {
             return Some(Stale::Source);
@@ -222,7 +221,7 @@ impl Ptx {
     }
 }
 
-/// What the first three lines of a PTX begin with; the last is of what is behind it.
+/// What the first three lines of a PTX begin with; the last is a digest of the text that follows it.
 const SOURCE: &str = "// source-sha256: ";
 const COMPILER: &str = "// compiler: ";
 const BODY: &str = "// ptx-sha256: ";
@@ -234,7 +233,7 @@ const FORCED: [&str; 2] = ["-include", "--pre-include"];
 /// What this script has written into `OUT_DIR`: the file, its source, its digest.
 static WRITTEN: Mutex<Vec<(PathBuf, PathBuf, String)>> = Mutex::new(Vec::new());
 
-/// Writes a file unless it says that already; whole or not at all.
+/// Writes a file unless it already has that text; whole or not at all.
 fn write(path: &Path, text: &str) -> Result<()> {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return Ok(());

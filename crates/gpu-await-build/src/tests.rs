@@ -1,5 +1,5 @@
-//! Committed PTX is taken where it fits and refused where not; with a compiler, where there is one: the NVRTC of `kernels/build.py`, and what
-//! [`Compiler::find`] finds.
+//! Committed PTX is used where it matches and refused where it does not; with a compiler, where there is one: the NVRTC of `kernels/build.py`, and
+//! what [`Compiler::find`] finds.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,7 +13,7 @@ extern \"C\" __global__ void thrice(float* x) { x[threadIdx.x] *= FACTOR + OFFSE
 ";
 const FACTOR: &str = "#include \"offset.cuh\"\n#define FACTOR 2.0f\n";
 
-/// A package of one file that includes another one, which includes a third; gone with this.
+/// A package with one file that includes another one, which includes a third; deleted on drop.
 struct Package(PathBuf);
 
 impl Package {
@@ -39,7 +39,7 @@ impl Package {
         ptx(self.0.join("mine.cu")).option("-DBY=2").committed()
     }
 
-    /// Why there is none where nothing compiles it.
+    /// Why there is no PTX where nothing compiles it.
     fn refused(&self, ptx: &Ptx) -> Option<Stale> {
         match ptx.made(|| Err(vec!["nvcc".to_owned()])) {
             Err(Error::NoCompiler { source, stale, looked_for }) => {
@@ -67,7 +67,7 @@ fn nvrtc_12_0() -> Option<Compiler> {
     Compiler::first(&[], &[library], Duration::ZERO).ok()
 }
 
-/// All that are there.
+/// All compilers found.
 fn compilers() -> Vec<Compiler> {
     let compilers: Vec<_> = nvrtc_12_0().into_iter().chain(Compiler::find().ok()).collect();
     println!("with {:?}", compilers.iter().map(Compiler::name).collect::<Vec<_>>());
@@ -123,7 +123,7 @@ fn no_compiler_says_what_to_install() {
     ] {
         assert!(told.contains(what), "{what}: {told}");
     }
-    // Without a committed one nothing is said of it.
+    // Without `committed` no stale PTX is reported.
     ptx.committed = false;
     assert_eq!(package.refused(&ptx), None);
     let error = super::ptx("no.cu").made(none).unwrap_err();
@@ -135,7 +135,7 @@ fn what_a_file_includes() {
     let package = Package::new("includes");
     let text = "  # include <here.cuh>\n#include <cuda_fp16.h>\n#include NAME\n";
     package.write("mine.cu", text);
-    // In a circle, and beside itself.
+    // Includes in a cycle, and of files beside it.
     package.write("parts/here.cuh", "#include \"../mine.cu\"\n#include \"factor.cuh\"\n");
     let files = |folders: &[PathBuf]| -> Vec<String> {
         let files = Inputs::read(&package.0.join("mine.cu"), folders, &[]).unwrap().files;
@@ -160,7 +160,7 @@ fn what_is_stale_is_compiled_afresh() {
             assert!(made.contains(kernel), "{made}");
         }
         assert!(made.contains("\n.target sm_75\n"), "{made}");
-        // From now on nobody needs a compiler.
+        // From here on no compiler is needed.
         assert_eq!(ptx.made(|| panic!("no compiler is looked for")).unwrap(), made);
     }
 }
@@ -200,11 +200,11 @@ fn the_bytes_are_those_of_the_repository() {
     assert_eq!(scale.made(|| Ok(nvrtc)).unwrap(), committed);
 }
 
-/// A compiler that does what a shell says; `$out` is the file to write.
+/// A fake compiler that runs a shell command; `$out` is the file to write.
 fn shell(package: &Package, name: &str, does: &str) -> PathBuf {
     let out = "while [ $# -gt 0 ]; do [ \"$1\" = --output-file ] && out=$2; shift; done";
     let (file, text) = (package.0.join(name), format!("#!/bin/sh\n{out}\n{does}\n"));
-    // By a process of its own: a file that a child of another thread has inherited open for writing does not run.
+    // In a separate process: a file that another thread's child has inherited open for writing cannot be executed.
     let write = "printf %s \"$1\" > \"$0\" && chmod +x \"$0\"";
     let status = process::Command::new("sh").args(["-c", write]).arg(&file).arg(text).status();
     assert!(status.unwrap().success());
@@ -213,12 +213,12 @@ fn shell(package: &Package, name: &str, does: &str) -> PathBuf {
 
 const PTX: &str = "[ -z \"$out\" ] || printf '// release 12.0, V12.0.140\\n.version 8.0\\n.target sm_75\\n' > \"$out\"";
 
-/// Makes the committed PTX, with a compiler that does not look at the source.
+/// Makes the committed PTX, with a fake compiler that ignores the source.
 fn make(package: &Package, ptx: &Ptx) -> String {
     ptx.made(|| Ok(Compiler::Nvcc(shell(package, "nvcc", PTX)))).unwrap()
 }
 
-/// Runs the calling test once more, in a process with these variables, where `is_script` says so.
+/// Runs the calling test again, in a process with these variables, where `is_script` is true.
 fn script(test: &str, variables: &[(&str, &Path)]) -> String {
     let mut command = process::Command::new(env::current_exe().unwrap());
     command.args(["--exact", "--nocapture", &format!("tests::{test}")]).env("AS_SCRIPT", "1");
@@ -284,7 +284,7 @@ fn folders_and_files_of_options() {
     }
 }
 
-/// The same bytes behind one another, divided elsewhere or included by another name.
+/// The same bytes in sequence, divided differently or included under another name.
 #[test]
 fn text_that_moves_between_files() {
     let package = Package::new("moves");
@@ -349,7 +349,7 @@ fn headers_that_include_one_another() {
     assert_eq!(inputs.files.len(), 4);
 }
 
-/// Cargo looks there for a header that would be found first, and does not run the script each time because a file is missing.
+/// Cargo watches for a header that would be found first, without running the script each time because a file is missing.
 #[test]
 fn a_nearer_header_that_appears() {
     let package = Package::new("nearer");
@@ -431,7 +431,7 @@ fn a_program_that_hangs() {
 #[test]
 fn what_nvcc_says() {
     let package = Package::new("says");
-    // The folders are longer than a file's name may be.
+    // The folders' paths are longer than a file's name may be.
     let long = package.0.join("d".repeat(200)).join("d".repeat(200));
     fs::create_dir_all(&long).unwrap();
     fs::write(long.join("mine.cu"), "").unwrap();

@@ -11,15 +11,14 @@
 //! | zeros, in place of `a` and `b` if `k` is 0 | read |
 //! | the workspace | overwritten |
 //!
-//! From the third launch with the same addresses and scales on, the library is not called: the launch submits the kernels that the second
-//! call captured, in at most two thirds of the host time (`known_calls`). A server whose requests reuse their buffers
-//! benefits automatically; so, mostly, does one that allocates per request, because allocations usually get back the blocks that the stream
-//! freed.
+//! From the third launch with the same addresses and scales, the library is not called: the launch submits the kernels that the second call
+//! captured, in at most two thirds of the host time (`known_calls`). A server whose requests reuse their buffers benefits automatically;
+//! so, mostly, does one that allocates per request, because allocations usually get back the blocks that the stream freed.
 //!
 //! # Invariants
-//! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`), but once for each size of partition
-//!    (`products_in_partitions`).
-//!    A plan for a shape that was planned lately searches for nothing either (`shapes_that_come_again`).
+//! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`), except once for each size of
+//!    partition
+//! (`products_in_partitions`). A plan for a recently planned shape is made without a search as well (`shapes_that_come_again`).
 //! 2. Two streams never share a workspace (`products_on_two_streams`): a launch uses the plan's own, or one of its own
 //!    ([`work_area`](crate::work_area)).
 
@@ -45,8 +44,8 @@ use self::shape::{Shape, Strides};
 
 /// The library for matrix products on a device: cuBLASLt on a GPU, the CPU on a host device. Cheap to clone.
 ///
-/// It keeps the last 256 plans that were used, so that a service whose batches have different numbers of rows makes plans as they come: a shape that
-/// comes again is not searched for again. Clones share these plans; another [`load`](Self::load) begins without.
+/// It keeps the 256 most recently used plans, so a service whose batches vary in their number of rows can make plans as they come: a shape that
+/// comes again is not searched for again. Clones share these plans; another [`load`](Self::load) begins with none.
 ///
 /// # Examples
 /// ```
@@ -91,7 +90,7 @@ pub struct Gemm<T, C = T> {
 type Elements<T, C> = PhantomData<fn() -> (T, C)>;
 
 impl Blas {
-    /// Loads the library. Dropped, the future leaves it loading.
+    /// Loads the library. If the future is dropped, the library still loads.
     ///
     /// # Errors
     /// [`ErrorDetail::NoLibrary`](gpu_await::ErrorDetail::NoLibrary): no cuBLASLt, with where it was looked for and what to install;
@@ -121,11 +120,11 @@ impl Blas {
     }
 
     /// Begins a plan for products of an `m` x `k` matrix and a `k` x `n` matrix, row-major and without gaps unless
-    /// [strides](GemmBuilder::strides_a) say otherwise. All of `a`, `b`, `c` and the bias have elements of type `T`, unless it is a
-    /// [wide output](GemmBuilder::wide_output); sums are in `f32`, of `f64` in `f64`.
+    /// [strides](GemmBuilder::strides_a) say otherwise. All of `a`, `b`, `c` and the bias have elements of type `T`, unless the
+    /// output is [wide](GemmBuilder::wide_output); sums are in `f32`, or in `f64` for `f64`.
     ///
-    /// Extents may be 0. With an empty `c` nothing is computed. If `k` is 0, no sum has a part: `c` becomes `activation(beta * c + bias)`, whatever
-    /// `alpha` is.
+    /// Extents may be 0. With an empty `c` nothing is computed. If `k` is 0, all sums are empty: `c` becomes `activation(beta * c + bias)`,
+    /// whatever `alpha` is.
     pub fn gemm<T: GemmElement>(&self, m: usize, n: usize, k: usize) -> GemmBuilder<T> {
         let shape = Shape::new(m, n, k, T::KIND);
         GemmBuilder { multiplier: self.multiplier.clone(), shape, elements: PhantomData }
@@ -133,7 +132,7 @@ impl Blas {
 }
 
 impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
-    /// Makes `c` and the bias of the type of the sums: `f32` where `a` and `b` are `f16` or `bf16`; of other types it is the same.
+    /// Gives `c` and the bias the type of the sums: `f32` where `a` and `b` are `f16` or `bf16`; other types stay the same.
     ///
     /// # Examples
     /// ```
@@ -176,11 +175,11 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
     }
 
     /// Takes the rows of `a`, as they are stored, `row` elements apart (BLAS calls that the leading dimension), and the matrices of a
-    /// [batch](Self::batch) `matrix` elements apart. With 0 for `matrix`, all products have the same `a`.
+    /// [batch](Self::batch) `matrix` elements apart. If `matrix` is 0, all products share one `a`.
     ///
     /// # Shapes and units
-    /// An argument with strides has at least the elements from the first to the last that is used; more are left alone. Rows do not overlap: `row` is
-    /// at least a row's length.
+    /// An argument with strides has at least the elements from the first to the last one used; any others are not touched. Rows do not overlap: `row`
+    /// is at least a row's length.
     ///
     /// # Examples
     /// The products of each head of attention, `q * k'`, where a row of `qkv` has all heads of one token:
@@ -208,17 +207,17 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
         self
     }
 
-    /// [`strides_a`](Self::strides_a) of `b`.
+    /// [`strides_a`](Self::strides_a) for `b`.
     pub fn strides_b(mut self, row: usize, matrix: usize) -> Self {
         self.shape.strides[1] = Some(Strides { row, matrix });
         self
     }
 
-    /// [`strides_a`](Self::strides_a) of `c`, whose matrices have no element in common. Either each begins behind the last element of the one before,
-    /// or all of them interleave within one stride of rows: `matrix >= n` and `row >= (count - 1) * matrix + n`. Other strides are refused, also the
-    /// few by which nothing overlaps.
+    /// [`strides_a`](Self::strides_a) for `c`, whose matrices have no element in common. Either each begins after the last element of the one before,
+    /// or all of them interleave within one row stride: `matrix >= n` and `row >= (count - 1) * matrix + n`. Other strides are refused, even the
+    /// few without overlap.
     ///
-    /// What lies in gaps is left as it was. So a `c` with gaps counts as updated even if `beta` is 0, and must have been written before.
+    /// Elements in gaps are not changed. So a `c` with gaps counts as updated even if `beta` is 0, and must have been written before.
     pub fn strides_c(mut self, row: usize, matrix: usize) -> Self {
         self.shape.strides[2] = Some(Strides { row, matrix });
         self
@@ -249,12 +248,12 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
         self
     }
 
-    /// Chooses the algorithm; for a shape that the [library](Blas) was asked for lately, it is known, and the future ready at once. Each plan has
-    /// scratch memory of its own. Dropped, the future leaves it choosing.
+    /// Chooses the algorithm; for a shape that the [library](Blas) planned recently it is known, and the future is ready at once. Each plan has
+    /// scratch memory of its own. If the future is dropped, the choice goes on.
     ///
     /// # Errors
-    /// [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); strides by which rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c` that may
-    /// ([`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew)); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no algorithm for that; a
+    /// [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); strides that make rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c`
+    /// that might overlap ([`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew)); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no algorithm for that; a
     /// device that is lost or closed.
     ///
     /// # Source
@@ -286,23 +285,22 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> Gemm<T, C> {
     /// Puts the product on a stream, a device's current stream, or a batch. Ready proves *complete on the
     /// device*.
     ///
-    /// If `beta` is 0, also -0.0, it is no factor: `c` is overwritten, whatever was there. Of `alpha` that holds where `a` and `b` are finite:
-    /// the product is 0. cuBLASLt may sum in parts and scale each: where 0 meets an infinity or a NaN (an `alpha` of 0 with such
-    /// elements, an infinite `alpha` and a part whose sum is 0) it is its choice whether NaN comes out.
+    /// If `beta` is 0, or -0.0, it does not count as a factor: `c` is overwritten, whatever it held. For `alpha` that holds where `a` and `b` are
+    /// finite: the product is 0. cuBLASLt may sum in parts and scale each: where 0 meets an infinity or a NaN (an `alpha` of 0 with such
+    /// elements, an infinite `alpha` and a part whose sum is 0), whether NaN results is its choice.
     ///
     /// # Blocking
     /// As a [launch](gpu_await::Stream::launch): while the stream's queue is full, and the first time, in each size of partition.
     ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): an argument of another shape, or with strides a shorter one;
-    /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): one whose address is not a multiple of
-    /// 16; [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); a plan with a bias
-    /// ([`launch_with_bias`](Self::launch_with_bias)); no memory for the workspace; those of cuBLASLt, as
-    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign); inputs that were never written or whose
-    /// producer failed.
+    /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): one whose address is not a multiple of 16;
+    /// [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); a plan with a bias
+    /// ([`launch_with_bias`](Self::launch_with_bias)); no memory for the workspace; errors of cuBLASLt, as
+    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign); inputs that were never written or whose producer failed.
     ///
     /// # Source
-    /// `cublasLtMatmul`; with addresses and scales that came before, `cuLaunchKernelEx` of the kernels that it launched then.
+    /// `cublasLtMatmul`; for addresses and scales that came before, `cuLaunchKernelEx` with the kernels that it launched then.
     #[track_caller]
     pub fn launch<O: LaunchOn>(
         &self,
@@ -316,7 +314,7 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> Gemm<T, C> {
         on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, None::<&View<'_, C>>, c))
     }
 
-    /// [`launch`](Self::launch) of a plan with a bias.
+    /// [`launch`](Self::launch) for a plan with a bias.
     ///
     /// # Errors
     /// As [`launch`](Self::launch); a plan without a bias.
@@ -335,9 +333,9 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> Gemm<T, C> {
         on.batch_of_one(|queue| self.core.put(queue, (alpha, beta), a, b, Some(bias), c))
     }
 
-    /// Returns the size of a launch's scratch memory, in bytes. The plan keeps that much from its first
-    /// launch on; a launch that finds it in use by another stream allocates as much again. In a graph each product has as much of its own, on
-    /// each stream: [`GemmBuilder::workspace_bytes`] bounds it, and 0 allows none.
+    /// Returns the size of a launch's scratch memory, in bytes. The plan keeps that much from its first launch on; a launch that finds it in
+    /// use by another stream allocates as much again. In a graph each product has its own memory of that size, on each stream:
+    /// [`GemmBuilder::workspace_bytes`] bounds it, and 0 allows none.
     #[must_use]
     pub fn workspace_bytes(&self) -> usize {
         self.core.workspace_bytes()

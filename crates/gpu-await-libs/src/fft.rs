@@ -77,7 +77,7 @@ pub struct RealFft<T> {
 }
 
 impl Fft {
-    /// Loads the library. Dropped, the future leaves it loading.
+    /// Loads the library. If the future is dropped, the library still loads.
     ///
     /// # Errors
     /// [`ErrorDetail::NoLibrary`](gpu_await::ErrorDetail::NoLibrary): no cuFFT, with where it was looked for and what to
@@ -127,12 +127,12 @@ impl<P: From<FftPlan>> FftBuilder<P> {
         self
     }
 
-    /// Makes the plan. Dropped, the future leaves it being made.
+    /// Makes the plan. If the future is dropped, the plan is still made.
     ///
     /// # Errors
     /// [`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew): an extent or a batch of 0, or no extent; more elements than fit in memory;
-    /// [`ErrorDetail::Unsupported`](gpu_await::ErrorDetail::Unsupported): more than three;
-    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): what cuFFT says; a device that is lost or closed.
+    /// [`ErrorDetail::Unsupported`](gpu_await::ErrorDetail::Unsupported): more than three extents;
+    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): errors of cuFFT; a device that is lost or closed.
     ///
     /// # Source
     /// `cufftMakePlanMany64`.
@@ -180,11 +180,11 @@ impl<T: FftElement> ComplexFft<T> {
     ///
     /// # Errors
     /// [`ErrorDetail::WrongLength`](gpu_await::ErrorDetail::WrongLength): an argument of another shape;
-    /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): one, also of real numbers, whose address is not a
+    /// [`ErrorDetail::Misaligned`](gpu_await::ErrorDetail::Misaligned): an address, even of real numbers, that is not a
     /// multiple of the size of a complex number, 8 bytes or 16;
-    /// [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); no memory for the work area; those of
-    /// cuFFT, as [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign); an input that was never written or
-    /// whose producer failed.
+    /// [`ErrorDetail::WrongDevice`](gpu_await::ErrorDetail::WrongDevice); no memory for the work area; those of cuFFT, as
+    /// [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign); an input that was never written or whose producer
+    /// failed.
     ///
     /// # Source
     /// `cufftExecC2C`, `cufftExecZ2Z`.
@@ -281,8 +281,8 @@ impl<T: FftElement> RealFft<T> {
 macro_rules! plans {
     ($($plan:ident)+) => {$(
         impl<T> $plan<T> {
-            /// Returns how much memory a launch uses beside its arguments, in bytes. The plan keeps as much from its
-            /// first launch on; a launch that finds it in use by another stream takes as much of its own.
+            /// Returns how much memory a launch uses besides its arguments, in bytes. The plan keeps that much from
+            /// its first launch on; a launch that finds it in use by another stream allocates as much for itself.
             #[must_use]
             pub fn work_bytes(&self) -> usize {
                 self.core.work_bytes()

@@ -6,7 +6,7 @@
 //! | [`Blas`], [`GemmBuilder`], [`Gemm`] | matrix products: the library, their shape, a plan |
 //! | [`Fft`], [`FftBuilder`], [`ComplexFft`], [`RealFft`] | Fourier transforms: the library, their shape, plans |
 //!
-//! The feature `blas` has the products, `fft` the transforms; both are on by default. GPU support is up to the features of `gpu-await`.
+//! The feature `blas` provides the products, `fft` the transforms; both are on by default. GPU support depends on the features of `gpu-await`.
 
 // Tests and examples may unwrap, the library may not.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -21,7 +21,7 @@ mod library_object;
 #[cfg(any(feature = "blas", feature = "fft"))]
 mod work_area;
 
-/// The traits of [`Complex`], and of the version that [`Fft`] takes.
+/// The traits of [`Complex`], in the version that [`Fft`] takes.
 #[cfg(feature = "fft")]
 pub use num_complex;
 

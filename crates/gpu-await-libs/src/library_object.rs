@@ -37,7 +37,7 @@ impl<T: Send + 'static> Drop for LibraryObject<T> {
     }
 }
 
-/// Finds a library, with its name for people and what to install for it.
+/// Finds a library, with its display name and what to install for it.
 pub(crate) fn find<L>(
     search: &Search,
     (library, install): (&'static str, &'static str),

@@ -2,7 +2,7 @@
 //!
 //! | the plan's own area is | a launch uses |
 //! |---|---|
-//! | free: its last uses are complete, or on the launch's stream | that |
+//! | free: its last uses are complete, or on the launch's stream | the plan's own area |
 //! | in use by another stream or locked by another thread | memory of its own, from its stream |
 //! | in any state, and the launch is in a graph | memory of its own, which the graph keeps for that stream |
 //!

@@ -36,7 +36,7 @@ macro_rules! operands {
 }
 operands! { u8 u16 u32 u64 i8 i16 i32 i64 f16 bf16 f32 f64 }
 
-/// A number of any type, on its way to another one.
+/// A number of any type, on its way to another type.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub enum Wide {
@@ -62,7 +62,7 @@ pub(super) mod sealed {
     }
 }
 
-/// The host's arithmetic, on some hundred elements at a time. An operation that the type does not have changes nothing: formulas that use it
+/// The host's arithmetic, on a few hundred elements at a time. An operation that the type lacks changes nothing: formulas that use it
 /// do not compile.
 #[doc(hidden)]
 pub trait Computed: Copy + Default + PartialOrd + Send + Sync + 'static {
@@ -211,7 +211,7 @@ macro_rules! floats {
                 }
             }
             fn binary(to: &mut [$type], op: Binary, x: &[$type], y: &[$type]) {
-                // Of equal numbers the device takes -0 as the smaller, and a number over NaN.
+                // Of two zeros the device takes -0 as the smaller, and it prefers a number to NaN.
                 let min = |x: $type, y: $type| {
                     let is_less = y < x || (y == x && y.is_sign_negative());
                     if is_less || x.is_nan() { y } else { x }
@@ -277,7 +277,7 @@ halves! {
     bf16 Bf16;
 }
 
-/// Rounds to odd: rounding that once more, to a shorter type, is rounding once.
+/// Rounds to odd: rounding the result again, to a shorter type, is as good as rounding once.
 fn odd_from_integer(value: u64) -> f32 {
     let shift = 40_u32.saturating_sub(value.leading_zeros());
     let kept = value >> shift;
@@ -300,7 +300,7 @@ mod tests {
     use super::sealed::Described;
     use super::*;
 
-    /// Half a step above an even neighbour, and a little more than `f32` shows.
+    /// Half a step above an even neighbour, and more, by less than `f32` shows.
     #[test]
     fn halves_are_rounded_once() {
         let tie = 1.0 + 2_f64.powi(-9) + 2_f64.powi(-8);

@@ -1,7 +1,7 @@
 //! [`Expression`]: the computation of a formula for one element, as a list of steps; pure.
 //!
 //! # Invariants
-//! 1. A step reads earlier steps only: their results exist when it is recorded.
+//! 1. A step reads only earlier steps: their results exist when it is recorded.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -92,12 +92,12 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Expression {
     pub(crate) steps: Vec<Step>,
-    /// The step whose value it is.
+    /// The step whose value is the result.
     pub(crate) result: At,
 }
 
-/// The steps of a formula while it runs and is recorded. Nothing else makes steps: a term of another tape would refer to
-/// another step.
+/// The steps of a formula while it runs and is recorded. Nothing else can make steps: a term of another tape would refer to
+/// a different step.
 #[doc(hidden)]
 pub struct Tape(RefCell<Vec<Step>>);
 
@@ -118,7 +118,7 @@ impl Tape {
 }
 
 impl Expression {
-    /// A number in it that the element type does not hold.
+    /// A number in it that the element type cannot represent.
     pub(crate) fn unfit_literal(&self, kind: NumberKind) -> Option<i128> {
         self.steps.iter().find_map(|step| match *step {
             Step::Literal(Literal::Integer(value)) if kind.is_integer() && !kind.holds(value) => {

@@ -15,7 +15,7 @@ use super::expression::{At, Binary, Comparison, Expression, Literal, Logic, Step
 /// A formula of `N` arguments, computed for each element: made by [`transform!`](crate::transform!).
 ///
 /// It runs when a kernel of it is first used: once for each device, element type and choice of which arguments are numbers,
-/// and perhaps once more in another thread that uses it first at the same time. Later launches repeat the operations of that
+/// and perhaps once more in another thread that first uses it at the same time. Later launches repeat the operations of that
 /// run. It may use devices itself. One type may be a formula for several numbers of arguments.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a formula of {N} arguments",
@@ -23,24 +23,24 @@ use super::expression::{At, Binary, Comparison, Expression, Literal, Logic, Step
     note = "pass one argument for each name between the bars of `transform!(|a, x| ..)`; in place, the last name is the element itself"
 )]
 pub trait Formula<const N: usize>: Copy + Send + Sync + 'static {
-    /// Computes with values that write down what is done with them.
+    /// Computes with values that record what is done with them.
     fn trace<'t, T: Arithmetic>(arguments: [Term<'t, T>; N]) -> impl Outcome<'t, T>;
 }
 
-/// A value inside of a formula, of element type `T`.
+/// A value inside a formula, of element type `T`.
 ///
-/// It has the operators of `T`, and the methods below. A number written beside it, `2.0 * x` or `x + 1`, is taken as a `T`, or as an
-/// `f32` where `T` is `f16` or `bf16`: a number with a point as an `f64` is converted by `as`, one without as an integer. Constants are `f64` or `i128`.
+/// It has the operators of `T`, and the methods below. A number written beside it, `2.0 * x` or `x + 1`, is taken as a `T`, or as an `f32` where `T`
+/// is `f16` or `bf16`: a number with a decimal point is converted as an `f64` is by `as`, one without as an integer. Constants are `f64` or `i128`.
 ///
 /// | | computed |
 /// |---|---|
-/// | integers | wrap; `x / 0` is 0, `x % 0` is `x`; a shift takes its distance modulo the bits of the type, as `wrapping_shl` |
+/// | integers | wrap; `x / 0` is 0, `x % 0` is `x`; a shift takes its distance modulo the width of the type, as `wrapping_shl` |
 /// | `f16`, `bf16` | in `f32`, and rounded once, when the element is stored |
 /// | `+ - * / sqrt rsqrt recip mul_add abs min max floor ceil round trunc %` | as the host does it, bit for bit: rounded to nearest, and never fused where `mul_add` is not written |
-/// | `exp ln sin cos tanh powf` | by functions of the CUDA library, which differ from the exact result by at most so many units in the last place: 2, 1, 2, 2, 2, 8 for `f32`; 1, 1, 2, 2, 2, 2 for `f64`; 1 of theirs for `f16` and `bf16`. On a host device by those of its system, to some units |
+/// | `exp ln sin cos tanh powf` | by functions of the CUDA library, which differ from the exact result by at most this many units in the last place: 2, 1, 2, 2, 2, 8 for `f32`; 1, 1, 2, 2, 2, 2 for `f64`; 1 of their own for `f16` and `bf16`. On a host device by the system's functions, to a few units |
 ///
-/// What a type does not have (`&` of floats, `sqrt` of integers) does not compile, in the line where the formula is used. Payload and
-/// sign of a NaN are any.
+/// Operations that a type lacks (`&` for floats, `sqrt` for integers) do not compile, at the line where the formula is used. Payload and
+/// sign of a NaN are arbitrary.
 pub struct Term<'t, T> {
     tape: &'t Tape,
     at: At,
@@ -98,7 +98,7 @@ mod sealed {
     impl Sealed for i128 {}
 }
 
-/// A formula, written down for elements of type `T`.
+/// A formula, recorded for elements of type `T`.
 pub(super) fn written<T: Arithmetic, F: Formula<N>, const N: usize>() -> Expression {
     let tape = Tape::new();
     let result = {
@@ -172,15 +172,15 @@ impl<'t, T: Arithmetic> Term<'t, T> {
         rsqrt Rsqrt;
         /// `1 / x`.
         recip Recip;
-        /// The largest whole number that is not above.
+        /// The largest whole number that is not greater.
         floor Floor;
-        /// The smallest whole number that is not below.
+        /// The smallest whole number that is not less.
         ceil Ceil;
         /// The nearest whole number; half-way cases go away from zero.
         round Round;
-        /// The whole number next to it in the direction of zero.
+        /// The next whole number in the direction of zero.
         trunc Trunc;
-        /// e to the power of it.
+        /// e to the power of the value.
         exp Exp;
         /// The natural logarithm.
         ln Ln;
@@ -193,39 +193,39 @@ impl<'t, T: Arithmetic> Term<'t, T> {
     }
 
     comparisons! {
-        /// Whether it is less. False beside a NaN.
+        /// Whether it is less. False if either is a NaN.
         lt Lt;
-        /// Whether it is less or equal. False beside a NaN.
+        /// Whether it is less or equal. False if either is a NaN.
         le Le;
-        /// Whether it is greater. False beside a NaN.
+        /// Whether it is greater. False if either is a NaN.
         gt Gt;
-        /// Whether it is greater or equal. False beside a NaN.
+        /// Whether it is greater or equal. False if either is a NaN.
         ge Ge;
-        /// Whether both are equal. False beside a NaN.
+        /// Whether both are equal. False if either is a NaN.
         eq Eq;
-        /// Whether they differ. True beside a NaN.
+        /// Whether they differ. True if either is a NaN.
         ne Ne;
     }
 
-    /// The absolute value; of the least integer itself, as `wrapping_abs`.
+    /// The absolute value; the least integer stays itself, as in `wrapping_abs`.
     #[must_use]
     pub fn abs(self) -> Self {
         if T::KIND.is_signed() { self.unary(Unary::Abs) } else { self }
     }
 
-    /// The lesser of two; of a number and a NaN the number, and −0 before +0.
+    /// The lesser of two; the number if the other is a NaN, and −0 before +0.
     #[must_use]
     pub fn min(self, other: impl IntoTerm<'t, T>) -> Self {
         self.binary(Binary::Min, other)
     }
 
-    /// The greater of two; of a number and a NaN the number, and +0 before −0.
+    /// The greater of two; the number if the other is a NaN, and +0 before −0.
     #[must_use]
     pub fn max(self, other: impl IntoTerm<'t, T>) -> Self {
         self.binary(Binary::Max, other)
     }
 
-    /// `low` if it is less, `high` if it is greater, else itself; a NaN stays one.
+    /// `low` if it is less, `high` if it is greater, else the value itself; a NaN stays one.
     #[must_use]
     pub fn clamp(self, low: impl IntoTerm<'t, T>, high: impl IntoTerm<'t, T>) -> Self {
         let low = low.into_term(self.tape);
@@ -233,7 +233,7 @@ impl<'t, T: Arithmetic> Term<'t, T> {
         self.lt(low).select(low, self.gt(high).select(high, self))
     }
 
-    /// `x * factor + summand`, for floating point numbers rounded once.
+    /// `x * factor + summand`, rounded once for floating point numbers.
     #[must_use]
     pub fn mul_add(self, factor: impl IntoTerm<'t, T>, summand: impl IntoTerm<'t, T>) -> Self {
         let factor = factor.into_term(self.tape);
@@ -241,7 +241,7 @@ impl<'t, T: Arithmetic> Term<'t, T> {
         Term::new(self.tape, Step::MulAdd(self.at, factor.at, summand.at))
     }
 
-    /// It to the power of `exponent`.
+    /// The value to the power of `exponent`.
     #[must_use]
     pub fn powf(self, exponent: impl IntoTerm<'t, T>) -> Self {
         const { assert!(T::KIND.is_float(), "`powf` is a function of floating point numbers") };
@@ -250,7 +250,7 @@ impl<'t, T: Arithmetic> Term<'t, T> {
 }
 
 impl<'t, T: Arithmetic> Mask<'t, T> {
-    /// The one where it holds, and `otherwise` where it does not. Both are computed for all elements.
+    /// `then` where the mask holds, and `otherwise` where it does not. Both are computed for all elements.
     #[must_use]
     pub fn select(
         self,
@@ -387,10 +387,10 @@ impl<T> Clone for Mask<'_, T> {
 
 impl<T> Copy for Mask<'_, T> {}
 
-/// Makes a formula that [`transform`](crate::Algorithms::transform) computes of each element: `transform!(|a, x, y| a * x + y)`.
+/// Makes a formula that [`transform`](crate::Algorithms::transform) computes for each element: `transform!(|a, x, y| a * x + y)`.
 ///
-/// The names between the bars are its arguments, one to six; whether each is an array or a number is said by what is passed. The
-/// expression sees nothing else of the function around it: a local variable in it is "can't capture dynamic environment in a fn
+/// The names between the bars are its arguments, one to six; what is passed decides whether each is an array or a number. The
+/// expression sees nothing else of the surrounding function: a local variable in it is "can't capture dynamic environment in a fn
 /// item" (E0434), and the closure that the compiler suggests there is no formula. Name an argument, and pass the variable for it:
 /// `transform!(|a, x| a * x)` with `(a, &x)`. The expression may be a block with `let`; what it can do with the arguments is
 /// listed at [`Term`](crate::Term). The value has no size and is `Copy`, and serves every element type that its operators have.

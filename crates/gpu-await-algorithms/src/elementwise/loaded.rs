@@ -26,7 +26,7 @@ use super::operand::MOST;
 use super::ptx;
 use super::ptx::{Recipe, Target, Tiling};
 
-/// Which kernel is meant.
+/// Identifies a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct KernelId {
     /// The formula's type, or one that stands for another algorithm.
@@ -99,7 +99,7 @@ impl ElementwiseKernel {
         Ok(ElementwiseKernel { kernel, tiling: recipe.tiling() })
     }
 
-    /// The device's; the first to ask loads it. No lock is held when `define` is called.
+    /// The device's kernel; the first caller loads it. No lock is held when `define` is called.
     pub(super) fn get(
         home: &Home,
         id: KernelId,
@@ -118,7 +118,7 @@ impl ElementwiseKernel {
         define(&Loader { home, cell })
     }
 
-    /// How it cuts its elements.
+    /// How it tiles its elements.
     pub(super) fn tiling(&self) -> Tiling {
         self.tiling
     }
@@ -131,7 +131,7 @@ impl ElementwiseKernel {
         blocks: u64,
         args: &ArgBlock,
     ) -> Result<()> {
-        // No memory has as many elements as the grid can have blocks.
+        // No memory holds more elements than a grid of this many blocks covers.
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
         self.kernel.launch(queue, footprint, args, (blocks, ptx::THREADS))
     }

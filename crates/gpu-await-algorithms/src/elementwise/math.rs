@@ -11,7 +11,7 @@ use super::expression::{Binary, Expression, Step, Unary};
 
 const LIBRARY: &str = include_str!("math.ptx");
 
-/// Whether the formula calls one of them, whatever the element type; `%` does for floating point numbers alone.
+/// Whether the formula calls one of them, whatever the element type; `%` does so only for floating point numbers.
 pub(crate) fn is_needed(expression: &Expression) -> bool {
     expression.steps.iter().any(|step| {
         matches!(
@@ -48,7 +48,7 @@ pub(crate) fn text(functions: &BTreeSet<&'static str>) -> String {
         wanted.extend(more);
     }
     let texts = items.iter().filter(|item| wanted.contains(item.name)).map(|item| item.text);
-    // A visible function would be compiled as one that others may call, and never be inlined.
+    // A visible function would be compiled for calls from outside, and never be inlined.
     texts.map(|text| format!("{}\n", text.replace(".visible .func", ".func"))).collect()
 }
 

@@ -16,7 +16,7 @@ use gpu_await::{Readable, Shape2, View2, ViewMut2, Writable};
 /// The most arguments of a formula.
 pub(super) const MOST: usize = 6;
 
-/// The arguments of a launch, as they are collected.
+/// The arguments of a launch, while they are collected.
 #[doc(hidden)]
 pub struct PassedOperands<'k> {
     pub(super) args: ArgBlock,
@@ -33,7 +33,7 @@ pub struct PassedArray<'k> {
     pub(super) span: Span<'k>,
     pub(super) len: usize,
     pub(super) element_bytes: u32,
-    /// Of rows.
+    /// The shape, for rows.
     pub(super) shape: Option<Shape2>,
 }
 
@@ -63,7 +63,7 @@ impl<'k> PassedOperands<'k> {
         self.scalars.push(true);
     }
 
-    /// Adds an array that is traversed; its use is entered elsewhere.
+    /// Adds an array that is traversed; its use is declared elsewhere.
     fn walks(&mut self, array: PassedArray<'k>) {
         self.touches(&array.span);
         self.arrays.push(array);
@@ -74,10 +74,10 @@ impl<'k> PassedOperands<'k> {
         self.args.push_memory(span.address(), span.size_bytes());
     }
 
-    /// An array that is overwritten; `in_place` it is also read, as the last argument, and otherwise none of them. Returns its length.
+    /// An array that is overwritten. `in_place` it is also read, as the last argument; otherwise it is not an argument. Returns its length.
     pub(super) fn writes(&mut self, array: PassedArray<'k>, in_place: bool) -> usize {
         let len = array.len;
-        // Between rows may be what nobody wrote, and stays that.
+        // Gaps between rows may be unwritten, and stay so.
         let is_whole = array.shape.is_none_or(|shape| shape.is_dense());
         if in_place || !is_whole {
             self.footprint.updates(&array.span);
@@ -92,7 +92,7 @@ impl<'k> PassedOperands<'k> {
         len
     }
 
-    /// An array that is overwritten, and none of the arguments.
+    /// An array that is overwritten, and is not an argument.
     pub(super) fn overwrites<T>(&mut self, array: &'k mut impl Writable<T>) -> usize {
         let len = array.len();
         self.writes(PassedArray::flat::<T>(array.span_mut(), len), false)

@@ -23,7 +23,7 @@ impl<'k, T> Operands<'k, T, 1, true> for () {
 }
 
 /// The type of an argument of a formula, for [`preload_transform`](crate::Preload::preload_transform): a number type for a number, else
-/// [`In`] or, in place, [`InOut`] of it; of rows, the output's included, [`In2`] or [`InOut2`]. Sealed.
+/// [`In`] or, in place, [`InOut`] of it; for rows, including the output's, [`In2`] or [`InOut2`]. Sealed.
 pub trait OperandType: sealed::OperandType + 'static {
     /// The number type.
     type Element: Arithmetic;

@@ -40,7 +40,7 @@ impl Prepared {
     }
 }
 
-/// The kernel of a formula; the first to ask loads it.
+/// The kernel of a formula; the first caller loads it.
 pub(super) fn kernel_of<T: Arithmetic, F: Formula<N>, const N: usize>(
     home: &Home,
     scalars: &[bool],

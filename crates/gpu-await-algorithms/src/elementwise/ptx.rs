@@ -10,12 +10,12 @@
 //! | `u64` | the number of elements |
 //! | `u32` | whether all addresses are vector-aligned |
 //! | an array, and its length as a `u64` | the source of a gather or the destination of a scatter, accessed at any index |
-//! | columns and pitches | of rows, as `pitched.rs` says |
+//! | columns and pitches | for rows, as `pitched.rs` says |
 //!
 //! # Invariants
 //! 1. No access leaves the arguments: for arrays of the grid the index is below the number of elements; any other index is compared with
 //!    the length first (`every_kernel_assembles` covers every kernel, `tests/algorithms/elementwise.rs` the critical lengths).
-//! 2. The text contains numbers and names from this module only, nothing of a user's.
+//! 2. The text contains only numbers and names from this module, nothing from a user.
 #![forbid(unsafe_code)]
 
 mod body;
@@ -24,7 +24,7 @@ mod pitched;
 mod text;
 mod written;
 
-/// They see the text of every kernel, and the twins: hence the path.
+/// These tests inspect the text of every kernel, and the twins: hence the path.
 #[cfg(test)]
 #[path = "../../tests/algorithms/ptx/kernels.rs"]
 mod tests;
@@ -39,11 +39,11 @@ use super::number_kind::NumberKind;
 
 /// The name of the kernel in the text.
 pub(crate) const ENTRY: &str = "elementwise";
-/// Threads of a block.
+/// Threads per block.
 pub(crate) const THREADS: u32 = 256;
-/// Bytes of a vector.
+/// Bytes per vector.
 const VECTOR: u32 = 16;
-/// Elements that a thread takes at once where it takes single ones.
+/// Elements that a thread takes at once if it takes single ones.
 const SINGLES: u32 = 4;
 /// A kernel's computation.
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +59,11 @@ pub(crate) enum Recipe<'e> {
     },
     /// A cast of the number to another type.
     Cast { from: NumberKind, to: NumberKind },
-    /// The index times a step, behind a start.
+    /// The index times a step, plus a start.
     Sequence { kind: NumberKind },
-    /// The element that an index says, as bits; zero if there is none.
+    /// The element at an index, as bits; zero if there is none.
     Gather { bits: NumberKind, index: NumberKind },
-    /// Writes an element, as bits, where an index says.
+    /// Writes an element, as bits, at an index.
     Scatter { bits: NumberKind, index: NumberKind },
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Target {
     Pascal,
     /// Has an instruction that rounds to `bf16`.
     Ampere,
-    /// Starts a kernel while what is before it in its stream still ends, if the kernel itself waits for that.
+    /// Starts a kernel while the work before it in its stream is still ending, if the kernel itself waits for that.
     Hopper,
 }
 
@@ -90,28 +90,28 @@ impl Target {
         self != Target::Pascal
     }
 
-    /// Whether kernels wait for what is before them in their stream, first of all.
+    /// Whether kernels begin by waiting for the work before them in their stream.
     pub(crate) fn waits_first(self) -> bool {
         self == Target::Hopper
     }
 }
 
-/// How a kernel cuts its elements.
+/// How a kernel tiles its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tiling {
-    /// Elements of a vector.
+    /// Elements per vector.
     pub(crate) lanes: u32,
-    /// Vectors of a thread.
+    /// Vectors per thread.
     pub(crate) vectors: u32,
 }
 
 impl Tiling {
-    /// Elements of a block.
+    /// Elements per block.
     pub(crate) fn tile(self) -> u32 {
         self.lanes * self.vectors * THREADS
     }
 
-    /// Whether vectors of so large elements can begin at the address.
+    /// Whether a vector of elements of this size can begin at the address.
     pub(crate) fn fits(self, address: u64, element_bytes: u32) -> bool {
         address.is_multiple_of(u64::from(self.lanes * element_bytes))
     }
@@ -186,7 +186,7 @@ pub(crate) fn generate(recipe: &Recipe<'_>, target: Target) -> String {
     let declared = text.declarations();
     let code = &text.code;
     let listed = listed.join(",\n");
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(
         whole,
         ".visible .entry {ENTRY}(\n{listed}\n)\n.maxntid {THREADS}, 1, 1\n{{\n{declared}{code}    ret;\n}}\n"
@@ -206,7 +206,7 @@ fn kernel(text: &mut PtxText, recipe: &Recipe<'_>, tiling: Tiling) -> Vec<&'stat
     let mut arrays: Vec<Walked> = Vec::new();
     let mut scalars: Vec<Register> = Vec::new();
     let inputs = recipe.inputs();
-    // Which of the arguments is an array, and which one.
+    // For each argument, its index among the arrays, if it is one.
     let number_kind = match *recipe {
         Recipe::Formula { kind, .. } | Recipe::Sequence { kind } => kind,
         _ => NumberKind::U8,
@@ -310,7 +310,7 @@ fn whole_tile(
     }
 }
 
-/// Single elements: of a tile that is not whole, or of arrays that begin anywhere.
+/// Single elements: of a tile that is not whole, or of arrays with any alignment.
 fn singles(
     text: &mut PtxText,
     body: &Body<'_>,

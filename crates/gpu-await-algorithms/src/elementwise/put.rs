@@ -49,10 +49,10 @@ fn bits_of(kind: NumberKind) -> NumberKind {
     }
 }
 
-/// An array, with its length, that indices point into.
+/// An array that indices point into, with its length.
 type PointedInto<'k> = (Span<'k>, usize);
 
-/// Puts a launch on the queue's stream: for `count` elements, with the arguments, then an array that these point into.
+/// Puts a launch on the queue's stream: for `count` elements, with the arguments, then the array that these point into.
 fn put<'k>(
     queue: &Queue<'_>,
     (op, count): (&'static str, usize),
@@ -73,7 +73,7 @@ fn put<'k>(
     let kernel = kernel(queue.home(), &passed.scalars, shape.is_some());
     let kernel = kernel.map_err(|error| passed.footprint.poison(error))?;
     let tiling = kernel.tiling();
-    // Of what is no rows the rows follow one another.
+    // Arrays without rows are treated as rows without gaps.
     let pitch_bytes = |array: &PassedArray<'_>| {
         let columns = shape.map_or(0, |shape| shape.columns());
         let pitch = array.shape.map_or(columns, |shape| shape.pitch()) as u64;
@@ -103,7 +103,7 @@ fn put<'k>(
     kernel.launch(queue, footprint, (count as u64).div_ceil(tile), args)
 }
 
-/// What is wrong with the lengths of rows, which all have one shape, or of arrays, which all have so many elements, rows as well.
+/// The error in the lengths of rows, which must all have one shape, or of arrays, which must all have the same length.
 fn misfit(
     op: &'static str,
     arrays: &[PassedArray<'_>],
@@ -128,7 +128,7 @@ fn misfit(
 
 type Loaded = Result<Arc<ElementwiseKernel>>;
 
-/// The kernels; the first to ask for one loads it.
+/// The kernels; the first caller loads each.
 pub(crate) fn kernel_of_sequence<T: Arithmetic>(home: &Home) -> Loaded {
     ElementwiseKernel::get(home, id::<SequenceOf, T>(), &|loader| {
         let recipe = Recipe::Sequence { kind: T::KIND };

@@ -40,14 +40,14 @@ impl Launched<'_> {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
     }
 
-    /// Calls with the start and the length of each part.
+    /// Calls `part` with the start and the length of each chunk.
     fn parts(count: u64, mut part: impl FnMut(usize, usize)) {
         let count = count as usize;
         (0..count).step_by(CHUNK).for_each(|start| part(start, CHUNK.min(count - start)));
     }
 }
 
-/// Some hundred values of a step.
+/// A few hundred values of a step.
 enum Chunk<C> {
     Numbers(Vec<C>),
     Flags(Vec<bool>),
@@ -80,7 +80,7 @@ impl<C: Computed> Chunk<C> {
     }
 }
 
-/// The twin of a formula; the arguments are as `ptx.rs` has them.
+/// The twin of a formula; the arguments are laid out as in `ptx.rs`.
 pub(super) fn formula<T: Arithmetic>(
     expression: &Arc<Expression>,
     scalars: &[bool],
@@ -93,7 +93,7 @@ pub(super) fn formula<T: Arithmetic>(
         let launched = Launched(args);
         let out = scalars.len();
         let count: u64 = launched.number(out + 1);
-        // Columns, and the pitch of each array in bytes, the output's last. What is no rows is one row.
+        // Columns, and the pitch of each array in bytes, the output's last. Without rows there is one row.
         let columns = if rows { launched.number(out + 3) } else { count };
         let pitch = |number: usize| -> u64 {
             let before = scalars[..number].iter().filter(|is_scalar| !**is_scalar).count();
@@ -138,7 +138,7 @@ pub(super) fn formula<T: Arithmetic>(
     })
 }
 
-/// Computes a step that is no argument.
+/// Computes a step that is not an argument.
 fn compute<C: Computed>(to: &mut Chunk<C>, step: &Step, before: &[Chunk<C>]) {
     let numbers = |at: u32| before[at as usize].numbers();
     let flags = |at: u32| before[at as usize].flags();

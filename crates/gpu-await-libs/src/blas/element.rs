@@ -6,7 +6,7 @@ use std::fmt;
 use gpu_await::half::{bf16, f16};
 use gpu_await::{Element, Number};
 
-/// How a library calls a type.
+/// A type as the libraries name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(hidden)]
 pub enum Kind {

@@ -1,18 +1,18 @@
 //! A library's repeated calls with equal arguments, replaced by the kernels that they launch.
 //!
 //! cuBLASLt keeps the host busy for 6.8 µs with a product that takes 5 on the device. A call with the same addresses and values launches
-//! the same kernels with the same arguments. So these kernels are captured, and launched directly from then on.
+//! the same kernels with the same arguments. So these kernels are captured, and later launched directly.
 //!
 //! | a call | is |
 //! |---|---|
-//! | that was not made lately | made, and noted |
+//! | that was not made recently | made, and noted |
 //! | that was noted | captured, and *known* from then on |
-//! | known as kernels, each behind the one before | launched as these kernels |
+//! | known as kernels, each after the previous one | launched as these kernels |
 //! | known as anything else: with fills or copies, or cannot be captured | made |
 //! | inside a graph | made, into the graph |
 //!
 //! # Invariants
-//! 1. A call is captured when it is made for the second time, and no sooner (`a_call_is_captured_when_it_comes_again`).
+//! 1. A call is captured when it is made for the second time, not earlier (`a_call_is_captured_when_it_comes_again`).
 //! 2. At most [`KNOWN_MOST`] calls are known, however many are made (`few_calls_are_known`).
 
 use std::any::Any;
@@ -26,13 +26,13 @@ use gpu_await::{RawQueue, Result};
 /// Addresses and values: what distinguishes a plan's calls.
 pub(crate) type CallKey = [u64; 7];
 
-/// The same, and the partition that the call is made in: the library chooses kernels for a number of multiprocessors.
+/// The same, and the partition of the call: the library chooses kernels for a number of multiprocessors.
 type Place = (CallKey, u64);
 
-/// Calls known at once; before another becomes known, all are forgotten.
+/// How many calls are known at once; when another would exceed this, all are forgotten.
 const KNOWN_MOST: usize = 256;
 
-/// Places for calls that came once; each has its own by its hash, and the last to come keeps it.
+/// Slots for calls that were made once: each call's hash picks its slot, which the latest call keeps.
 const NOTED: usize = 64;
 
 /// The calls of a plan.
@@ -40,7 +40,7 @@ pub(crate) struct KnownCalls(Mutex<Table<Arc<KernelChain>>>);
 
 struct Table<K> {
     noted: [u64; NOTED],
-    /// `None`: the call is made.
+    /// `None`: the library is called.
     known: HashMap<Place, Option<K>>,
 }
 
@@ -56,7 +56,7 @@ impl KnownCalls {
         KnownCalls(Mutex::new(Table::new()))
     }
 
-    /// Puts a call on the queue's stream. `call` makes it, on the stream that it gets; `keep` keeps its kernels loaded.
+    /// Puts a call on the queue's stream. `call` makes it, on the given stream; `keep` keeps its kernels loaded.
     pub(crate) fn put<O: Any + Send>(
         &self,
         queue: &RawQueue<'_>,
@@ -74,7 +74,7 @@ impl KnownCalls {
             Found::Nothing => None,
             Found::Noted => {
                 let kernels = KernelChain::capture(queue, keep, &call).map(Arc::new);
-                // Forgotten entries are dropped after the lock.
+                // Forgotten entries are dropped after the lock is released.
                 let _forgotten = self.0.lock().enter(key, kernels.clone());
                 kernels
             }
@@ -93,7 +93,7 @@ impl<K: Clone> Table<K> {
         Table { noted: [0; NOTED], known: HashMap::new() }
     }
 
-    /// The entry of a call, which is noted if there is none.
+    /// The entry of a call; the call is noted if there is none.
     fn find(&mut self, key: &Place) -> Found<K> {
         if let Some(known) = self.known.get(key) {
             return Found::Known(known.clone());
@@ -103,7 +103,7 @@ impl<K: Clone> Table<K> {
         if std::mem::replace(noted, hash) == hash { Found::Noted } else { Found::Nothing }
     }
 
-    /// Enters a call that was noted. Entries forgotten for it are returned.
+    /// Enters a noted call. Returns the entries that are forgotten for it.
     fn enter(&mut self, key: Place, kernels: Option<K>) -> Vec<(Place, Option<K>)> {
         let is_full = self.known.len() == KNOWN_MOST;
         let forgotten = if is_full { self.known.drain().collect() } else { Vec::new() };

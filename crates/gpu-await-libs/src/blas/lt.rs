@@ -96,7 +96,7 @@ struct LtCalls {
 }
 
 impl LtCalls {
-    /// The library; found once in the life of the process.
+    /// The library, looked up once per process.
     fn get() -> Result<&'static LtCalls> {
         static API: OnceLock<LtCalls> = OnceLock::new();
         let install = "the CUDA toolkit's cuBLAS, or the package nvidia-cublas";
@@ -136,7 +136,7 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
     if code == 0 { Ok(()) } else { Err(failed(call, code)) }
 }
 
-/// What the library says where it has no algorithm.
+/// The library's answer where it has no algorithm.
 fn not_supported(call: &'static str) -> Error {
     failed(call, 15)
 }
@@ -185,7 +185,7 @@ impl Library {
         static FIRST: Once = Once::new();
         let mut handle = null_mut();
         lt!(api, cublasLtCreate(&raw mut handle))?;
-        // With it come the library's log and tables, which go at the end of the process.
+        // It brings the library's log and tables, which are freed at the end of the process.
         FIRST.call_once(register_again);
         Ok(Library { api, handle })
     }
@@ -197,7 +197,7 @@ impl Drop for Library {
     }
 }
 
-/// A descriptor of the library's, in host memory.
+/// A library descriptor, in host memory.
 struct Descriptor {
     raw: Handle,
     destroy: unsafe extern "C" fn(Handle) -> c_int,
@@ -238,7 +238,7 @@ pub(super) struct LtPlan {
     shape: Shape,
     layouts: Layouts,
     everywhere: Choice,
-    /// For partitions of so many multiprocessors, from the first launch in one on.
+    /// For partitions with this many multiprocessors, since the first launch in one.
     confined: Mutex<Vec<(u32, Arc<Choice>)>>,
     known: KnownCalls,
 }
@@ -252,7 +252,7 @@ struct Layouts {
 /// The algorithm for some number of multiprocessors.
 struct Choice {
     operation: Descriptor,
-    /// Held during a launch with a bias, whose address is a part of the operation.
+    /// Held during a launch with a bias, whose address is part of the operation.
     bias_turn: Mutex<()>,
     algo: [u64; 8],
     workspace_bytes: usize,
@@ -284,7 +284,7 @@ impl LtPlan {
         if let Some((_, choice)) = confined.iter().find(|(size, _)| *size == multiprocessors) {
             return Ok(choice.clone());
         }
-        // It gets no more scratch memory than launches anywhere.
+        // It gets no more scratch memory than launches outside of partitions.
         let (library, most) = (self.library.get(), self.everywhere.workspace_bytes);
         let choice = Choice::new(library, &self.shape, &self.layouts, Some(multiprocessors), most)?;
         let choice = Arc::new(choice);
@@ -310,7 +310,7 @@ impl LtPlan {
         bias: Option<u64>,
         workspace: u64,
     ) -> Result<()> {
-        // All scales have four or eight bytes; they cannot be confused, because the key is one plan's.
+        // All scales have four or eight bytes, and a key belongs to one plan, so they cannot be confused.
         let bits = |scale: &S| {
             let mut bytes = [0; 8];
             bytes[..size_of::<S>()].copy_from_slice(bytemuck::bytes_of(scale));
@@ -418,7 +418,7 @@ impl Layouts {
 }
 
 impl Choice {
-    /// Asks the library for an algorithm: for the whole device, or for so many multiprocessors.
+    /// Asks the library for an algorithm: for the whole device, or for this many multiprocessors.
     fn new(
         Library { api, handle }: &Library,
         shape: &Shape,

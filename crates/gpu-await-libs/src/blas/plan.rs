@@ -30,12 +30,12 @@ struct Lt {
     plans: Arc<Mutex<PlanCache<Arc<LtPlan>>>>,
 }
 
-/// A plan of either kind of device.
+/// A plan for a device of either kind.
 pub(super) struct GemmCore {
     shape: Shape,
     device: LibraryDevice,
     area: WorkArea,
-    /// None on a host device, and if there is nothing to compute.
+    /// `None` on a host device, or if there is nothing to compute.
     plan: Option<Arc<LtPlan>>,
 }
 
@@ -116,7 +116,7 @@ impl GemmCore {
     ) -> Result<()> {
         let (mut workspace, zeros);
         let no_sums = self.shape.k == 0;
-        // An empty sum is 0 whatever scales it.
+        // An empty sum is 0, however it is scaled.
         let alpha = if no_sums { T::Scale::default() } else { positive_zero(alpha) };
         let beta = positive_zero(beta);
         let overwrites = beta == T::Scale::default() && self.shape.fills(c.len());
@@ -208,7 +208,7 @@ impl GemmCore {
     }
 }
 
-/// The scale, without the sign of a zero: cuBLASLt reads what -0.0 scales, and not what 0.0 does.
+/// The scale, without the sign of a zero: cuBLASLt reads the operand for -0.0, but not for 0.0.
 fn positive_zero<S: PartialEq + Default>(scale: S) -> S {
     let zero = S::default();
     if scale == zero { zero } else { scale }

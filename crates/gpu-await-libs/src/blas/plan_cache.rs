@@ -1,9 +1,9 @@
-//! Plans by shape: those of the library that were used last, so that one who comes again with a shape does not search again.
+//! The library's most recently used plans by shape, so that a shape that comes again is not searched for again.
 //!
-//! Only host memory is kept: descriptors, algorithms, known calls. The scratch memory is that of each [`Gemm`](super::Gemm).
+//! Only host memory is kept: descriptors, algorithms, known calls. Scratch memory belongs to each [`Gemm`](super::Gemm).
 //!
 //! # Invariants
-//! 1. At most [`MOST`] plans are kept: the one that was used longest ago goes (`what_was_used_last_stays`).
+//! 1. At most [`MOST`] plans are kept: the least recently used is evicted (`what_was_used_last_stays`).
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -31,10 +31,10 @@ impl<P: Clone> PlanCache<P> {
         Some(plan.clone())
     }
 
-    /// Enters a plan, and returns what went for it: to be dropped behind the lock.
+    /// Enters a plan, and returns the plans that it displaces, to be dropped after the lock is released.
     pub(super) fn enter(&mut self, shape: Shape, plan: P) -> [Option<P>; 2] {
         self.uses += 1;
-        // Two threads may have searched for the same.
+        // Two threads may have searched for the same shape.
         let before = self.plans.insert(shape, (plan, self.uses)).map(|(plan, _)| plan);
         let is_full = self.plans.len() > MOST;
         let oldest = self.plans.iter().filter(|_| is_full).min_by_key(|(_, (_, used))| *used);

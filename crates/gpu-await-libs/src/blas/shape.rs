@@ -26,7 +26,7 @@ pub(super) const ALIGNMENT: u64 = 16;
 /// The workspace that cuBLAS's manual recommends for a Hopper GPU.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// What is computed, and how: also the key of plans that are known.
+/// What is computed, and how; also the key of known plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub(super) m: usize,
@@ -37,7 +37,7 @@ pub(super) struct Shape {
     pub(super) out: Kind,
     pub(super) transposed_a: bool,
     pub(super) transposed_b: bool,
-    /// Of `a`, `b` and `c`, where they are not stored without gaps.
+    /// For `a`, `b` and `c`, where they have gaps.
     pub(super) strides: [Option<Strides>; 3],
     pub(super) bias: bool,
     pub(super) activation: Activation,
@@ -45,7 +45,7 @@ pub(super) struct Shape {
     pub(super) workspace_bytes: usize,
 }
 
-/// How many elements the beginnings of rows are apart, and of matrices.
+/// How many elements lie between the beginnings of rows, and of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Strides {
     pub(super) row: usize,
@@ -59,7 +59,7 @@ pub(super) struct Matrices {
     pub(super) columns: usize,
     pub(super) strides: Strides,
     count: usize,
-    /// Whether there may be elements between those of the matrices, and behind them.
+    /// Whether there may be elements between and after those of the matrices.
     has_gaps: bool,
 }
 
@@ -101,7 +101,7 @@ impl Shape {
     fn matrices(&self, rows: usize, columns: usize, strides: Option<Strides>) -> Matrices {
         let packed = Strides { row: columns, matrix: rows.saturating_mul(columns) };
         let (mut strides, has_gaps) = (strides.unwrap_or(packed), strides.is_some());
-        // Of one there is no distance.
+        // A single matrix has no distance to a next one.
         if self.batch == 1 {
             strides.matrix = 0;
         }
@@ -116,13 +116,13 @@ impl Shape {
         self.m == 0 || self.n == 0 || self.batch == 0
     }
 
-    /// Whether products write every one of `len` elements of `c`: as many as there are, because none is written twice.
+    /// Whether products write every one of `len` elements of `c`: the counts are compared, because none is written twice.
     pub(super) fn fills(&self, len: usize) -> bool {
         let written = if self.is_empty() { 0 } else { self.m * self.n * self.batch };
         written == len
     }
 
-    /// What the library is asked for: empty sums are those of one product of zeros, `max(m, n)` of them in place of `a` and of `b`.
+    /// The shape to ask the library for: empty sums become those of one product of zeros, with `max(m, n)` zeros in place of `a` and of `b`.
     pub(super) fn without_empty_sums(&self) -> Shape {
         if self.k > 0 {
             return *self;
@@ -132,7 +132,7 @@ impl Shape {
         Shape { k: 1, transposed_a: false, transposed_b: false, strides, ..*self }
     }
 
-    /// Refuses matrices that fit no address space, rows that overlap, and products that would write to one another.
+    /// Refuses matrices that fit no address space, rows that overlap, and products that would overwrite one another.
     pub(super) fn check(&self) -> Result<()> {
         for matrices in [self.a(), self.b(), self.c()] {
             let Matrices { rows, columns, strides, .. } = matrices;
@@ -141,7 +141,7 @@ impl Shape {
                 return Err(ErrorDetail::Pitch { op, width, pitch }.into());
             }
             if matrices.checked_len().and_then(|len| len.checked_mul(8)).is_none() {
-                // Of all matrices, gaps included; at least that many.
+                // The size of all matrices including gaps, or a lower bound of it.
                 let behind = |count: usize, stride| count.saturating_sub(1).saturating_mul(stride);
                 let last = behind(matrices.count, strides.matrix)
                     .saturating_add(behind(rows, strides.row));
@@ -177,8 +177,8 @@ impl Matrices {
         Err(ErrorDetail::WrongLength { op: "gemm", what, expected, found }.into())
     }
 
-    /// Refuses matrices that may share elements: they are behind one another, or all interleave within one stride of rows. A few others share
-    /// none: 3 x 3 by strides 7 and 10.
+    /// Refuses matrices that may share elements: each must follow the one before, or all interleave within one row stride. A few others share
+    /// none: 3 x 3 with strides 7 and 10.
     fn check_apart(&self) -> Result<()> {
         let Matrices { rows, columns, strides: Strides { row, matrix }, count, .. } = *self;
         if rows == 0 || columns == 0 || count <= 1 {

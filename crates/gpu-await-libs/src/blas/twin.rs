@@ -1,7 +1,7 @@
 //! Matrix products on the CPU.
 //!
-//! Some columns of `b` at a time, widened: the sums of a row of these are computed at once, each in the order of `k`. So `b` is read in place,
-//! transposed or not, and is never copied as a whole.
+//! Some columns of `b` at a time, widened: the sums of a row of these are computed together, each in the order of `k`. So `b` is read in
+//! place, transposed or not, and is never copied as a whole.
 #![forbid(unsafe_code)]
 
 use super::element::{GemmElement, Sums};

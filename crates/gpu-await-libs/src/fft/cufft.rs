@@ -54,7 +54,7 @@ struct FftCalls {
 const _: () = assert!(size_of::<u64>() == size_of::<*mut c_void>());
 
 impl FftCalls {
-    /// The library; found once in the life of the process.
+    /// The library, looked up once per process.
     fn get() -> Result<&'static FftCalls> {
         static CALLS: OnceLock<FftCalls> = OnceLock::new();
         let install = "the CUDA toolkit's cuFFT, or the package nvidia-cufft";
@@ -121,7 +121,7 @@ macro_rules! fft {
     };
 }
 
-/// A plan of the library's, for one kind of transform.
+/// A plan of the library, for one kind of transform.
 struct PlanHandle {
     calls: &'static FftCalls,
     plan: c_int,
@@ -157,7 +157,7 @@ impl Drop for PlanHandle {
 /// The library's plans for both directions.
 pub(super) struct CufftPlan {
     forward: PlanHandle,
-    /// For real signals; for complex ones the other plan does both.
+    /// For real signals; for complex ones the forward plan does both.
     inverse: Option<PlanHandle>,
     is_double: bool,
     /// Held during a launch: stream and work area are the plan's.
@@ -167,7 +167,7 @@ pub(super) struct CufftPlan {
 impl CufftPlan {
     /// Makes them; the device's context is current.
     pub(super) fn new(shape: &FftShape) -> Result<Self> {
-        // `cufftType`, of single precision, and how much more double precision is.
+        // `cufftType` for single precision, and the offset to double precision.
         const R2C: c_int = 0x2a;
         const C2R: c_int = 0x2c;
         const C2C: c_int = 0x29;

@@ -27,7 +27,7 @@ pub(super) struct Transformer {
     device: LibraryDevice,
 }
 
-/// A plan of either kind of device.
+/// A plan for a device of either kind.
 pub(super) struct FftCore {
     shape: FftShape,
     device: LibraryDevice,
@@ -223,7 +223,7 @@ impl FftCore {
     }
 }
 
-/// Memory that a launch got, and the length that it should have.
+/// Memory given to a launch, and the length that it should have.
 struct Argument {
     what: &'static str,
     ptr: u64,

@@ -17,7 +17,7 @@ pub trait FftElement: Element + rustfft::FftNum + sealed::Sealed {
     #[doc(hidden)]
     const DOUBLE: bool;
 
-    /// A transform of the CPU. Not generic, or every crate that transforms would compile a planner of its own.
+    /// A transform on the CPU. Not generic, since otherwise every crate that transforms would compile its own planner.
     #[doc(hidden)]
     fn planned(extent: usize, direction: FftDirection) -> Arc<dyn rustfft::Fft<Self>>;
 }
@@ -57,23 +57,23 @@ impl FftShape {
         FftShape { extents: SmallVec::from_slice(extents), batch: 1, is_real, is_double }
     }
 
-    /// Numbers of all signals.
+    /// The total number of elements of all signals.
     pub(super) fn len(&self) -> usize {
         self.batch * self.extents.iter().product::<usize>()
     }
 
-    /// Numbers of all spectra.
+    /// The total number of elements of all spectra.
     pub(super) fn spectrum_len(&self) -> usize {
         let last = self.extents.last().copied().unwrap_or(0);
         if self.is_real { self.len() / last * (last / 2 + 1) } else { self.len() }
     }
 
-    /// The alignment that cuFFT requires of every address, of real numbers as well: the size of a complex number.
+    /// The alignment that cuFFT requires of every address, even of real numbers: the size of a complex number.
     pub(super) fn alignment(&self) -> u64 {
         if self.is_double { 16 } else { 8 }
     }
 
-    /// Refuses extents that no transform has.
+    /// Refuses extents that are impossible for a transform.
     pub(super) fn check(&self, device: &str) -> Result<()> {
         let too_few = |what| Err(ErrorDetail::TooFew { what, found: 0, least: 1 }.into());
         if self.extents.is_empty() {

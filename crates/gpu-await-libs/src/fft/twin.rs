@@ -13,7 +13,7 @@ pub(super) fn complex<T: FftElement>(shape: &FftShape, data: &mut [Complex<T>], 
     let mut line = Vec::new();
     for (dimension, &extent) in shape.extents.iter().enumerate() {
         let fft = T::planned(extent, direction);
-        // Neighbours along the dimension are so far apart.
+        // The distance between neighbours along the dimension.
         let stride: usize = shape.extents[dimension + 1..].iter().product();
         for signal in data.chunks_mut(len) {
             for start in (0..len).filter(|at| (at / stride).is_multiple_of(extent)) {
@@ -27,7 +27,7 @@ pub(super) fn complex<T: FftElement>(shape: &FftShape, data: &mut [Complex<T>], 
     }
 }
 
-/// Transforms real signals, and keeps the half of the last dimension that is not the mirror of the other.
+/// Transforms real signals, and keeps the half of the last dimension that does not mirror the other.
 pub(super) fn real_forward<T: FftElement>(
     shape: &FftShape,
     signal: &[T],
@@ -40,7 +40,7 @@ pub(super) fn real_forward<T: FftElement>(
     spectrum.iter_mut().zip(kept).for_each(|(out, value)| *out = *value);
 }
 
-/// The inverse: the other half is the mirror, in all dimensions, of the conjugates.
+/// The inverse: the other half mirrors the conjugates in all dimensions.
 pub(super) fn real_inverse<T: FftElement>(
     shape: &FftShape,
     spectrum: &[Complex<T>],
@@ -57,7 +57,7 @@ pub(super) fn real_inverse<T: FftElement>(
                 data.push(spectrum[row * half + column]);
                 continue;
             }
-            // The row of the mirror: each index of the dimensions in front, negated.
+            // The row of the mirror: each index of the earlier dimensions, negated.
             let (mut rest, mut mirror, mut stride) = (row, 0, 1);
             for &extent in shape.extents[..shape.extents.len() - 1].iter().rev() {
                 let index = rest % extent;

@@ -95,7 +95,7 @@ impl<'e> Body<'e> {
     }
 }
 
-/// The address that an index says, and whether it is one.
+/// The address at an index, and whether it is valid.
 fn place(
     text: &mut PtxText,
     bits: NumberKind,

@@ -92,7 +92,7 @@ pub(super) fn cast(
     }
 }
 
-/// Rounds to odd: rounding that once more, to a shorter type, is rounding once.
+/// Rounds to odd: rounding the result again, to a shorter type, is as good as rounding once.
 fn odd(
     text: &mut PtxText,
     truncate: &str,

@@ -1,12 +1,12 @@
 //! A kernel over rows with a pitch: each thread has a vector of a row, or an element where vectors do not fit.
 //!
-//! | parameter, behind those of `ptx.rs` | what it is |
+//! | parameter, after those of `ptx.rs` | what it is |
 //! |---|---|
 //! | `u64` | the number of columns |
-//! | `u64` for each array, the output's last | the bytes from one row's begin to the next one's |
+//! | `u64` for each array, the output's last | the bytes from the beginning of one row to that of the next |
 //!
-//! The number of elements is that of all rows; "aligned" says that each row of each array begins at a vector, and that a row is a whole number
-//! of vectors.
+//! The number of elements is that of all rows; "aligned" means that each row of each array begins at a vector, and that a row is a whole
+//! number of vectors.
 #![forbid(unsafe_code)]
 
 use super::body::Body;

@@ -39,7 +39,7 @@ impl RegisterClass {
         }
     }
 
-    /// The type of instructions that move it.
+    /// The type of the instructions that move it.
     pub(super) fn bits(self) -> &'static str {
         CLASSES[self as usize].1
     }
@@ -77,7 +77,7 @@ pub(super) fn parameter(kind: NumberKind) -> &'static str {
 pub(super) struct PtxText {
     pub(super) code: String,
     pub(super) target: Target,
-    /// Functions of the library that are called.
+    /// The library functions that are called.
     pub(super) functions: BTreeSet<&'static str>,
     counts: [u32; CLASSES.len()],
 }
@@ -99,7 +99,7 @@ impl PtxText {
     }
 
     pub(super) fn line(&mut self, instruction: fmt::Arguments<'_>) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.code, "    {instruction};");
     }
 
@@ -167,7 +167,7 @@ impl PtxText {
         self.op(RegisterClass::Long, "add.s64", &[&start, &offset])
     }
 
-    /// Loads elements that follow one another; of a predicate that does not hold, zeros.
+    /// Loads consecutive elements; zeros if the predicate does not hold.
     pub(super) fn load(
         &mut self,
         kind: NumberKind,
@@ -287,7 +287,7 @@ impl PtxText {
         }
     }
 
-    /// The bytes of two words that the selector says.
+    /// The bytes of two words that the selector names.
     fn permute(&mut self, low: Register, high: Register, selector: &str) -> Register {
         self.op(RegisterClass::Word, "prmt.b32", &[&low, &high, &selector])
     }

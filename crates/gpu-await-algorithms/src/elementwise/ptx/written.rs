@@ -6,11 +6,11 @@ use super::text::{PtxText, Register, RegisterClass};
 use crate::elementwise::expression::{Binary, Expression, Literal, Logic, Step, Unary};
 use crate::elementwise::number_kind::NumberKind;
 
-/// A formula, with the steps computed that are the same for all elements.
+/// A formula, with those steps already computed that are the same for all elements.
 pub(super) struct WrittenFormula<'e> {
     kind: NumberKind,
     expression: &'e Expression,
-    /// Which argument is an array, and the how-manieth.
+    /// For each argument, its index among the arrays, if it is one.
     arrays: Vec<Option<usize>>,
     values: Vec<Option<Computing>>,
 }
@@ -72,7 +72,7 @@ impl<'e> WrittenFormula<'e> {
         argument: &dyn Fn(u32) -> Option<Register>,
     ) -> Option<Computing> {
         let kind = self.kind;
-        // Operations that depend on an integer's own bits alone.
+        // Operations whose result depends only on an integer's own bits.
         let any = |at: u32| values[at as usize];
         let clean = |register| Some(Computing { register, is_dirty: false });
         let narrow = kind.is_integer() && kind.bytes() < 4;
@@ -105,7 +105,7 @@ impl<'e> WrittenFormula<'e> {
             Step::Binary(op, a, b) => {
                 let (a, b) = (self.clean(text, values, a)?, self.clean(text, values, b)?);
                 let register = binary(text, kind, op, a, b);
-                // The least number by -1 does not fit.
+                // The least number divided by -1 does not fit.
                 if op == Binary::Div { dirty(register) } else { clean(register) }
             }
             Step::MulAdd(a, b, c) => {
@@ -145,7 +145,7 @@ impl<'e> WrittenFormula<'e> {
         }
     }
 
-    /// The value with nothing above its bits but its sign.
+    /// The value, sign-extended or zero-extended above its own bits.
     fn clean(
         &self,
         text: &mut PtxText,
