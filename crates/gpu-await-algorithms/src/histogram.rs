@@ -15,7 +15,7 @@ use super::sequence::{ElementCount, Elements, Sequence};
 use gpu_await::sibling::{Home, HostTwin, Span, UntypedKernel, VerbParts};
 use gpu_await::{Error, ErrorDetail, Queue, Readable, Result, Writable};
 
-/// Threads of a block that zeroes, and how many blocks at most.
+/// Threads of a zeroing block, and the most blocks.
 const INIT_THREADS: u32 = 256;
 const INIT_MOST_BLOCKS: u64 = 1024;
 /// The most elements that a block counts, in 32 bits, leaving room for another tile.
@@ -75,7 +75,7 @@ impl HistogramKernels {
 }
 
 impl HistogramTuning {
-    /// Blocks for so many elements. A block counts in 32 bits: beyond that there are more blocks than are resident.
+    /// Blocks for this many elements. A block counts in 32 bits: beyond that there are more blocks than are resident.
     fn blocks(&self, elements: u64, most_blocks: u64) -> u32 {
         let tiles = elements.div_ceil(u64::from(self.tile));
         let least = elements.div_ceil(BLOCK_COUNTS);

@@ -96,7 +96,7 @@ mod tests {
     /// More elements than any GPU holds.
     const MOST_ELEMENTS: u64 = 1 << 40;
 
-    /// The name of each image, its codes, and those of its facts whose names end this way: each with the rest of the fact's name.
+    /// The name of each image, its codes, and those of its facts whose names end this way: each with the start of the fact's name.
     fn facts(end: &str) -> Vec<(&'static str, &'static PackedCode, &'static str, u32)> {
         let codes = IMAGES.iter().flat_map(|image| {
             [Tuned::General, Tuned::Hopper].map(|tuned| (image.name, image.code(tuned)))

@@ -203,7 +203,7 @@ impl ReduceKernels {
 }
 
 impl ReduceTiles {
-    /// Blocks for so many elements: each has as many tiles as the others, or the device would wait for those with one more.
+    /// Blocks for this many elements: each has as many tiles as the others, or the device would wait for those with one more.
     fn blocks(&self, elements: u64, most_blocks: u32) -> u32 {
         let tiles = elements.div_ceil(u64::from(self.tile));
         let of_each = tiles.div_ceil(u64::from(most_blocks));

@@ -391,7 +391,7 @@ mod tests {
         (listener.accept().expect("it has connected").0, there)
     }
 
-    /// Connections are read in any order: the first caller is named, whoever reports it first, and to whomever.
+    /// Connections are read in any order: the first caller is named, whichever process reports it first, and to any.
     #[test]
     fn the_first_caller_is_named() {
         let (to_zero, mut zero) = connection();

@@ -490,7 +490,7 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Its caller does not wait any more. Returns its value.
+    /// Its caller no longer waits. Returns its value.
     pub(crate) fn abandon(&mut self, id: CallId, now: Instant) -> Option<T> {
         let entry = self.entry(id)?;
         match entry.place {

@@ -570,7 +570,7 @@ impl Core {
             let Some(ticket) = self.calls.value(id) else { return };
             let payload = match place(spec, &mut self.leases, ticket, room) {
                 Ok(payload) => payload,
-                // Until memory is returned: perhaps by a call behind it that has its own.
+                // Until memory is returned, perhaps by a later call that has its own.
                 Err(NoRoom) => {
                     room = false;
                     self.calls.wait_for_room(id);

@@ -48,7 +48,7 @@ impl Failure {
         }
     }
 
-    /// There is no room for a payload of `bytes`, because the front holds so many.
+    /// There is no room for a payload of `bytes`, because the front holds `held` bytes.
     #[cfg(target_os = "linux")]
     pub(crate) fn of_held(bytes: u64, held: u64, limit: u64) -> Self {
         let text = format!(

@@ -39,7 +39,7 @@ pub(crate) struct Setup<'m> {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct ChildTerms {
     pub(crate) incarnation: u32,
-    /// Size of the status area of the slab of responses, in front of all leases.
+    /// Size of the status area of the response slab, before all leases.
     pub(crate) status_bytes: u64,
     /// How long a response may wait because of payloads that the front holds.
     pub(crate) held_ms: u64,
@@ -93,7 +93,7 @@ pub(crate) enum Verdict {
         response: bool,
         limit: u32,
     },
-    /// There was no room for the payload of the response: the front holds so many bytes.
+    /// There was no room for the payload of the response: the front holds `held` bytes.
     PayloadsHeld {
         bytes: u64,
         held: u64,

@@ -370,7 +370,7 @@ impl Inside {
         }
     }
 
-    /// The last lines of the process that is there, or of the last one.
+    /// The last lines of the current process, or of the last one.
     pub(crate) fn log(&self) -> String {
         match self.process.is_here() {
             true => self.with(|core, _| core.log()),

@@ -111,7 +111,7 @@ pub(crate) enum Step {
     GiveUp,
     /// No standby is started any more, until another main process serves.
     NoStandby,
-    /// The system refused a replacement too often: none is wanted any more.
+    /// The system refused a replacement too often: it is given up.
     NotReplaced,
     /// The worker has ended, as it was asked to.
     End,
@@ -466,7 +466,7 @@ impl Life {
         if not_replaced && step == Step::Nothing { Step::NotReplaced } else { step }
     }
 
-    /// No process is started any more; there is none, or none that counts.
+    /// No more processes are started; there is none, or none that counts.
     pub(crate) fn end(&mut self) {
         (self.phases, self.predecessor) = ([Phase::Ended; 2], None);
         self.wanted = None;

@@ -564,7 +564,7 @@ proptest! {
                     let next = seats[1].filter(|it| !processes[*it].is_falling);
                     let takes_over = life.take_over(now);
                     prop_assert!(!takes_over || next.is_some(), "nobody takes over");
-                    // Whoever is ready does.
+                    // A standby that is ready takes over.
                     let ready = next.is_some_and(|next| processes[next].is_ready);
                     prop_assert!(takes_over || !ready);
                     if takes_over {
@@ -610,7 +610,7 @@ proptest! {
                 _ => {}
             }
             prop_assert_eq!(life.is_wanted(), wants);
-            // Who waits for a replacement has one coming, or is told.
+            // A waiter for a replacement has one coming, or gets an error.
             prop_assert!(!life.is_wanted() || life.phase(Role::Standby) != Phase::Ended);
             // Those that nobody wants end.
             let is_second = matches!(
@@ -621,7 +621,7 @@ proptest! {
             prop_assert_eq!(life.stuck(), stuck as usize);
             // Nothing but what happens to the main process interrupts the service.
             prop_assert!(life.is_serving() || !was_serving || is_main || step == 8);
-            // With a standby nor does the death of that, also one early death too many.
+            // With a ready standby not even the main process's death does, even one early death too many.
             prop_assert!(step != 7 || ready.is_none() || life.is_serving() || at == 1);
             for (role, seat) in Role::ALL.into_iter().zip(seats) {
                 let phase = life.phase(role);
@@ -679,7 +679,7 @@ proptest! {
 fn only_who_had_begun_is_a_suspect() {
     let (now, limit) = (Instant::now(), Duration::from_secs(1));
     use Guilt::{Alone, Innocent, Suspect};
-    // One of those that had begun, whoever is over its limit; one that had begun alone is it.
+    // Any call that had begun may be guilty, whichever is over its limit; a single one that had begun is.
     for (begun, expected) in [
         (3, [Suspect, Suspect, Suspect, Innocent, Innocent]),
         (1, [Alone, Innocent, Innocent, Innocent, Innocent]),
@@ -897,7 +897,7 @@ proptest! {
     fn only_what_is_complete_is_kept(steps in prop::collection::vec((0..5u8, 0..4usize), 1..200)) {
         let mut kept = Kept::new();
         let key: Key = (None, "weights".to_owned());
-        // Who fills, and under which number; what is complete.
+        // Which process fills, under which number; what is complete.
         let (mut filler, mut complete): (Option<(usize, u64)>, Option<u64>) = (None, None);
         for (what, asker) in steps {
             let owner = (asker, 1);

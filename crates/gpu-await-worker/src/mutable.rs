@@ -1,4 +1,4 @@
-//! Which process may write memory that outlives processes, and what the next one is told (pure).
+//! Which process may write memory that outlives processes, and what the next one learns (pure).
 //!
 //! | place | meaning | left by |
 //! |---|---|---|

@@ -201,7 +201,7 @@ impl Process {
         })
     }
 
-    /// Sends a message in front of all calls, now or when the socket takes it.
+    /// Sends a message ahead of all calls, now or when the socket takes it.
     pub(crate) fn tell(&mut self, message: &ToProcess<'_>, fds: Vec<OwnedFd>) {
         // This crate's headers always encode.
         if let Ok(message) = crate::codec::encode(message) {
@@ -220,7 +220,7 @@ impl Process {
         self.heart.is_silent() || system::is_stopped(self.pid)
     }
 
-    /// Sends what has waited; true if nothing waits any more.
+    /// Sends waiting messages; true if none is left.
     pub(crate) fn send_control(&mut self) -> bool {
         while let Some((message, fds)) = self.control.front() {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -283,7 +283,7 @@ impl Process {
         self.open_pipes[pipe] &= open;
     }
 
-    /// Why it ended, and whose fault that is.
+    /// Why it ended, and whose fault it was.
     pub(crate) fn cause(&self, exit: Exit) -> (Cause, Culprit) {
         if let Some((cause, culprit)) = &self.killed_for {
             return (cause.clone(), *culprit);

@@ -26,7 +26,7 @@ pub(crate) const PARENT: &str = "GPU_AWAIT_WORKER_OF";
 /// The longest name of a service, in bytes: it travels in the first message.
 const MOST_NAME: usize = 4096;
 
-/// The one argument of a worker's process, for whoever lists processes.
+/// The one argument of a worker's process, for process lists.
 const ARGUMENT: &str = "gpu-await-worker";
 
 /// How processes of this program are started.

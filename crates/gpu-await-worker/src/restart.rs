@@ -89,7 +89,7 @@ impl Deaths {
         if sign == Sign::Early && self.early > policy.early_deaths {
             return Next::GiveUp;
         }
-        // One death of a process that served is what this crate is for: its restart costs no delay.
+        // A single death of a process that served is what this crate is for: the restart has no delay.
         let doublings = match (self.quick, served) {
             (0 | 1, Some(_)) => return Next::StartAfter(Duration::ZERO),
             (n, _) => n.saturating_sub(if served.is_some() { 2 } else { 1 }),

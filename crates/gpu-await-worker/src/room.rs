@@ -62,7 +62,7 @@ impl Place {
         matches!(*self.0.holds.lock(), Holds::Gone)
     }
 
-    /// Gives it, unless nobody waits any more.
+    /// Gives the room, unless nobody waits any more.
     pub(crate) fn give(self, room: Result<Room>) -> std::result::Result<Given, Result<Room>> {
         let mut holds = self.0.holds.lock();
         if matches!(*holds, Holds::Gone) {

@@ -21,7 +21,7 @@ use crate::heart::Beat;
 use crate::leases::Part;
 use crate::system;
 
-/// The page in which a process publishes its status, and the bytes for each call behind it.
+/// The page in which a process publishes its status, and the bytes per call after it.
 const PAGE: u64 = 4096;
 const CALL_BYTES: u64 = size_of::<[AtomicU64; 2]>() as u64;
 /// In place of a time: a call that has begun and is paused once; for each further pause one less.
@@ -29,7 +29,7 @@ const WAITS: u64 = u64::MAX;
 /// No time is later.
 const LAST_TIME: u64 = WAITS - u32::MAX as u64;
 
-/// The size of the status area, in front of all leases, of a slab of responses for so many calls.
+/// The size of the status area, before all leases, of a response slab for this many calls.
 pub(crate) fn status_bytes(most_calls: usize) -> u64 {
     PAGE + (most_calls as u64 * CALL_BYTES).next_multiple_of(PAGE)
 }
@@ -177,12 +177,12 @@ pub(crate) struct Status<'s>(&'s [AtomicU64; 2]);
 impl Status<'_> {
     // ORDERING: Relaxed everywhere: single numbers, which order nothing.
 
-    /// A beat of the thread that does nothing else.
+    /// Counts a beat of the thread that does nothing else.
     pub(crate) fn beat(&self) {
         self.0[0].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The executor was polled.
+    /// Counts a poll of the executor.
     pub(crate) fn polled(&self) {
         self.0[1].fetch_add(1, Ordering::Relaxed);
     }

@@ -26,7 +26,7 @@ pub struct Recovery {
 pub struct Stats {
     /// Whether it serves; `None`, and all figures zero, in a fork of the process that it belongs to.
     pub health: Option<Health>,
-    /// The number of the process that takes its calls, its pid.
+    /// The pid of the process that takes its calls.
     pub process: Option<u32>,
     /// The pid of the standby, if there is one that could take over now: see [`WorkerBuilder::standby`](crate::WorkerBuilder::standby).
     pub standby: Option<u32>,
@@ -56,7 +56,7 @@ pub struct Stats {
     pub last_cause: Option<Cause>,
     /// How many processes were started.
     pub starts: u64,
-    /// How many starts the system refused: for lack of descriptors, memory, threads or processes, also where a service's start failed with such an
+    /// How many starts the system refused: for lack of descriptors, memory, threads or processes, including services whose start failed with such an
     /// error. They are tried again, after a delay that grows.
     pub refused_starts: u64,
     /// How many died, including standbys, but not those that were asked to end.

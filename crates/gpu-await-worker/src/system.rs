@@ -44,7 +44,7 @@ pub(crate) enum Sent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Received {
-    /// A packet of so many bytes; more than the buffer holds if it was cut off.
+    /// A packet of this many bytes; more than the buffer holds if it was cut off.
     Packet(usize),
     Nothing,
     /// The other side is gone, and everything that it sent was read.
@@ -133,7 +133,7 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> (Received, Besid
     (received, beside)
 }
 
-/// Takes one packet and exactly so many descriptors; waits for it. Whatever else comes is closed.
+/// Waits for one packet with exactly `N` descriptors. Any others are closed.
 pub(crate) fn receive_fds<const N: usize>(
     fd: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -358,7 +358,7 @@ pub(crate) fn watch_parent(parent: u32) -> io::Result<OwnedFd> {
 
 /// Ends this process now, and all that it started, unless that left its group.
 pub(crate) fn end_group() -> ! {
-    // The number is this process's as long as it lives; whoever changed its group is left alone, with the group that it joined.
+    // The number is this process's as long as it lives; processes that changed their group are left alone, with the group that they joined.
     kill_group(rustix::process::getpid());
     end_process(1)
 }

@@ -300,7 +300,7 @@ mod tests {
     use super::sealed::Described;
     use super::*;
 
-    /// Half a step above an even neighbour, and more, by less than `f32` shows.
+    /// Half a step above an even neighbour, plus a little that `f32` cannot represent.
     #[test]
     fn halves_are_rounded_once() {
         let tie = 1.0 + 2_f64.powi(-9) + 2_f64.powi(-8);

@@ -250,7 +250,7 @@ impl<'t, T: Arithmetic> Term<'t, T> {
 }
 
 impl<'t, T: Arithmetic> Mask<'t, T> {
-    /// `then` where the mask holds, and `otherwise` where it does not. Both are computed for all elements.
+    /// The first value where the mask holds, and `otherwise` where it does not. Both are computed for all elements.
     #[must_use]
     pub fn select(
         self,

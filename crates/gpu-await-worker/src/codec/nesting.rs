@@ -55,7 +55,7 @@ impl<'l> Levels<'l> {
     }
 }
 
-/// A value to encode, of at most so many levels; sets `over` if it has more.
+/// A value to encode, with a limit on its levels; sets `over` if it has more.
 pub(super) struct Encoded<'v, T: ?Sized> {
     value: &'v T,
     levels: Levels<'v>,
@@ -74,7 +74,7 @@ impl<T: Serialize + ?Sized> Serialize for Encoded<'_, T> {
     }
 }
 
-/// Decodes a value of at most so many levels; sets `over` if there are more.
+/// Decodes a value, with a limit on its levels; sets `over` if there are more.
 pub(super) fn decode<'d, T: Deserialize<'d>, D: Deserializer<'d>>(
     from: D,
     most: u32,

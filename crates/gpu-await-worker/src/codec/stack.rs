@@ -67,7 +67,7 @@ mod tests {
         };
         for bytes in [64 << 10, 1 << 20] {
             let left = left(bytes);
-            // The C library may give it one of up to four times the size, of a thread that has ended.
+            // The C library may reuse the stack of a thread that has ended, of up to four times the size.
             assert!(left > bytes / 2 && left < 5 * bytes, "{left} of {bytes}");
         }
     }

@@ -44,7 +44,7 @@ impl Core {
             Pulse::Hung(time) => {
                 return self.kill(spec, role, Cause::Hung(time), Culprit::Begun, now, after);
             }
-            // All other suspects wait for the one that runs in it, and no deadline bounds that. A debugger may hold it for a moment.
+            // All other suspects wait for the one that runs in it, for an unknown time. A debugger may hold it for a moment.
             Pulse::Stopped if was_stopped && self.holds_up_suspects(role) => {
                 return self.kill(spec, role, Cause::Stopped, Culprit::Unclear, now, after);
             }

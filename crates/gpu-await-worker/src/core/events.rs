@@ -60,7 +60,7 @@ impl Core {
             self.life.held_up(late);
         }
         if self.probe.is_due(now) {
-            // One that ended by a panic stays as it is.
+            // A worker that ended by a panic stays ended.
             drop(self.revive(spec, now, after));
         }
         for watched in &ready.processes {
@@ -144,7 +144,7 @@ impl Core {
         }
     }
 
-    /// Attends to the other descriptors of the process that are ready.
+    /// Handles the other descriptors of the process that are ready.
     fn attend(
         &mut self,
         spec: &Spec,

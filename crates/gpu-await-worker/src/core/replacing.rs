@@ -1,4 +1,4 @@
-//! Replacing a process without a death: when, and what follows for its calls and for those who wait for it.
+//! Replacing a process without a death: when, and what follows for its calls and for waiters.
 //!
 //! # Invariants
 //! 1. Each call has one process: those that the old one had are answered there, and all others go to the new one

@@ -1,4 +1,4 @@
-//! The timeline of a worker's device, on its way from the process to those who asked for it.
+//! The timeline of a worker's device, on its way from the process to the callers that asked for it.
 //!
 //! | state | meaning | left by |
 //! |---|---|---|

@@ -57,7 +57,7 @@ fn lives(pid: u32) -> bool {
     std::path::Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// A panic between two workers ends all that there are, also those of another test.
+/// A panic between two workers ends all workers, even those of another test.
 static ONE_TEST: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 #[test]
@@ -143,7 +143,7 @@ fn a_slow_start_holds_up_nobody() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         slow.handle.inside.spec.trips.is_slow.store(false, Ordering::SeqCst);
         assert!(slow.call(NOW).await.is_ok());
-        // One that nobody wants any more, when it has started at last.
+        // A process that nobody wants any more by the time it has started.
         slow.handle.inside.spec.trips.is_slow.store(true, Ordering::SeqCst);
         slow.handle.inside.spec.trips.waits.store(false, Ordering::SeqCst);
         assert!(matches!(slow.call(None).await, Err(Error::Lost(_))));

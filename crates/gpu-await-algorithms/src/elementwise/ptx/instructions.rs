@@ -107,7 +107,7 @@ fn odd(
     text.op(RegisterClass::Single, "mov.b32", &[&bits])
 }
 
-/// The type of instructions that read an integer as it is computed with.
+/// The type of instructions that read an integer in its computed form.
 pub(super) fn integer(kind: NumberKind) -> &'static str {
     match (RegisterClass::of(kind), kind.is_signed()) {
         (RegisterClass::Long, true) => "s64",

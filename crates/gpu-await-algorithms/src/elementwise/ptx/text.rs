@@ -205,7 +205,7 @@ impl PtxText {
         self.line(format_args!("{guard}st.global{vector}.{what} [{address}+{offset}], {list}"));
     }
 
-    /// Elements as they are computed with, from the loaded registers.
+    /// Elements in their computed form, from the loaded registers.
     pub(super) fn unpack(
         &mut self,
         kind: NumberKind,
@@ -250,7 +250,7 @@ impl PtxText {
         }
     }
 
-    /// A single element as it is computed with.
+    /// A single element in its computed form.
     fn widen(&mut self, kind: NumberKind, raw: Register) -> Register {
         match kind {
             NumberKind::F16 => self.op(RegisterClass::Single, "cvt.f32.f16", &[&raw]),
@@ -259,7 +259,7 @@ impl PtxText {
         }
     }
 
-    /// Elements as they are stored, from the computed values.
+    /// Elements in their stored form, from the computed values.
     pub(super) fn pack(&mut self, kind: NumberKind, values: &[Register]) -> Vec<Register> {
         match (kind, values) {
             (NumberKind::F16, [value]) => {
@@ -326,7 +326,7 @@ impl PtxText {
     }
 }
 
-/// A predicate in front of an instruction.
+/// A predicate before an instruction.
 struct Guard(Option<Register>);
 
 impl fmt::Display for Guard {

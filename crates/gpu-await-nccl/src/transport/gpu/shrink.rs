@@ -3,7 +3,7 @@
 //! | flag | the one that shrinks | its work |
 //! |---|---|---|
 //! | default | works on | is complete |
-//! | abort | is lost, and aborted by the caller when this returns | is told to stop, and has stopped when the call returns |
+//! | abort | is lost, and aborted by the caller when this returns | is signalled to stop, and has stopped when the call returns |
 //!
 //! The abort flag is up for as long as kernels take to stop. A call that connects ranks on another thread checks it only now and then,
 //! and may miss it: shrinking waits for such a call, and is refused if that does not return.
