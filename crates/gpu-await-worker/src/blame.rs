@@ -1,4 +1,4 @@
-//! Which requests and clients are refused, because what they sent killed processes (pure).
+//! Which requests and clients are refused because they killed processes (pure).
 //!
 //! | state of a request's key | meaning | left by |
 //! |---|---|---|

@@ -572,7 +572,7 @@ impl<T> Calls<T> {
                 lost.extend(self.remove(id).map(|value| Lost { value, guilt, attempt }));
             }
         }
-        // In front of those that were never sent, in their order.
+        // Ahead of calls that were never sent, in order.
         again.sort_unstable();
         for (_, suspect, id) in again.into_iter().rev() {
             if suspect { self.suspects.push_front(id) } else { self.queued.push_front(id) }

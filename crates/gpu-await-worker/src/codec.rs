@@ -4,7 +4,7 @@
 //! [`MOST_LEVELS`] are refused, both ways, before they overflow the stack.
 //!
 //! # Invariants
-//! 1. What was encoded decodes to the same (`values_come_back`).
+//! 1. An encoded value decodes to the same value (`values_come_back`).
 //! 2. Any bytes decode to a value or to an error: no panic leaves, and no stack overflows (`deep_values_are_refused`, `bytes_never_panic`).
 //! 3. A value that refuses to be encoded gets no hint about what the format lacks (`the_hint_is_for_what_it_explains`).
 #![forbid(unsafe_code)]

@@ -193,7 +193,7 @@ pub enum Error {
     /// No replacement could be started for the process that serves, which goes on. See [`Worker::replace`](crate::Worker::replace).
     #[error("the worker's process is not replaced, and serves on: {}", cause.brief())]
     NotReplaced {
-        /// Why the last one that was tried died, or was not started.
+        /// Why the last process that was tried died, or was not started.
         #[source]
         cause: Cause,
     },

@@ -1,4 +1,4 @@
-//! Payloads as a service sees them: what came with a request, and what goes with the response.
+//! Payloads as a service sees them: that of the request, and that of the response.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -33,7 +33,7 @@ impl Payloads {
         Payloads { request, response: None, room, id }
     }
 
-    /// Takes what came with the request.
+    /// Takes the payload of the request, if it has one.
     pub fn request(&mut self) -> Option<RequestPayload> {
         self.request.take()
     }

@@ -5,7 +5,7 @@
 //! | `Waiting(until)` | there is no process; one is started then | `tick` → `Starting` |
 //! | `Starting(since)` | the process has not said that it serves; it has said hello, or not | `serves` → `Serving`; a limit → `Killing` |
 //! | `Serving(since)` | calls are sent | `close` → `Draining`; `killed`; `gone` |
-//! | `Draining` | no call is sent; the process ends when it has answered what it has, or is killed | `tick` → `Killing`, `gone` |
+//! | `Draining` | no call is sent; the process ends when it has answered its remaining calls, or is killed | `tick` → `Killing`, `gone` |
 //! | `Killing(since)` | `SIGKILL` was sent, or will be; its process takes no call | `gone`; after the grace `tick` sets the process aside as *stuck* |
 //! | `Ended` | closed, or given up: there will be no process | `revive`, of one that was given up → `Waiting` |
 //!

@@ -1,4 +1,4 @@
-//! One process of a worker, as its supervisor sees it: how it is started, what it has been told, what it has said.
+//! One process of a worker, as its supervisor sees it: how it is started, what it was sent, what it has said.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -152,7 +152,7 @@ impl Process {
             command.env("CUDA_VISIBLE_DEVICES", gpu);
         }
         command.env(PARENT, std::process::id().to_string());
-        // A group of its own: the signals of a terminal are not for it, and what it starts can be killed with it.
+        // A group of its own: it gets no signals of a terminal, and what it starts can be killed with it.
         command.process_group(0);
         command.stdin(Stdio::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(tried("executing the program"))?;

@@ -65,7 +65,7 @@ pub(crate) fn is_fork() -> bool {
     program.is_some_and(|program| !program.process.is_here())
 }
 
-/// Makes this program one that workers can run in: the first statement of `main`, with the services that they serve.
+/// Lets workers run in this program: the first statement of `main`, with the services that they serve.
 ///
 /// In a process of a worker it serves, and does not return. Everywhere else it returns at once: it opens the program's own file, which
 /// all processes execute, and starts nothing. Whether that file is replaced, renamed, removed or touched meanwhile does not matter; without the

@@ -66,7 +66,7 @@ pub(crate) enum Sign {
     InCalls,
     /// The system refused this process what a start needs.
     Refused,
-    /// Nothing, such as one that the operator asked for, or a start beside a dying process that holds the memory.
+    /// Nothing: the operator asked for it, or a dying process beside the start still holds the memory.
     None,
 }
 

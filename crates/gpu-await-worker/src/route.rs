@@ -5,7 +5,7 @@
 //! | serves | now | first: the one with the fewest calls in flight, equals in turn |
 //! | starts, is being started again or probed, or its process is stopped or blocked | later | where none serves that has room |
 //! | waits for [kept memory](crate::Host::keep_mut) of another worker | when that one has ended | where all others have ended |
-//! | is given up, closing or closed | never | where there is no other: it says why |
+//! | is given up, closing or closed | never | where there is no other: its error says why |
 //!
 //! | a call that came back | goes on |
 //! |---|---|

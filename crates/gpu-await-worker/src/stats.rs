@@ -83,7 +83,7 @@ pub struct Stats {
     pub refused: u64,
     /// How often a call was sent again.
     pub retries: u64,
-    /// Calls that ended with their process; in a group also those that went on.
+    /// Calls that ended with their process; in a group also those that went on to another one.
     pub lost_calls: u64,
     /// Calls whose deadline passed.
     pub deadlines: u64,

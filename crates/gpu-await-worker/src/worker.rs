@@ -472,7 +472,7 @@ impl<S: Service> WorkerBuilder<S> {
     /// Starts the worker, and waits for nothing: calls wait until it serves.
     ///
     /// # Errors
-    /// As [`spawn`](Self::spawn), but for what the process does: that fails the calls, and [`Worker::serving`]. As there, a first process
+    /// As [`spawn`](Self::spawn), except for failures of the process: these fail the calls, and [`Worker::serving`]. As there, a first process
     /// that dies before it serves ends the worker, whatever [`Restart::early_deaths`] says.
     pub fn begin(self) -> Result<Worker<S>> {
         let (service, program) = (S::name(), Program::get::<S>()?);

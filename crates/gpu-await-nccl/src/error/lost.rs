@@ -71,7 +71,7 @@ pub enum LostCause {
         /// What it reports.
         reason: String,
     },
-    /// What was to write an input of a rank's call failed. If that is known in time, the call is not made.
+    /// The work that was to write an input of a rank's call failed. If that is known in time, the call is not made.
     ///
     /// An input may also fail after the call, if its work fails late, such as a collective of another communicator that exceeds its
     /// limit. Then the operation fails, with the outputs of that rank and of the ranks of its process that get data from it, and the

@@ -36,7 +36,7 @@ const SETTLES: Duration = Duration::from_millis(2);
 /// A delay longer than this is a pause of this thread, or of the machine.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How many messages of one worker are heard before others get their turn.
+/// How many messages of one worker are received before others get their turn.
 const MOST_AT_ONCE: usize = 256;
 
 /// A packet of a process.

@@ -275,7 +275,7 @@ impl Core {
         self.last_death = Some((process.number(), cause.to_string()));
     }
 
-    /// What the death of the process says, before its calls are lost.
+    /// What the process's death says about the service, before its calls are lost.
     fn sign(&self, process: u32) -> Sign {
         if self.calls.running_in(process) > 0 { Sign::InCalls } else { Sign::Early }
     }
@@ -404,7 +404,7 @@ impl Core {
                 let owner = (spec.number(), process.incarnation);
                 after.wake |= keep::gone(owner);
                 keep::abandoned(owner);
-                // Whatever it reads meanwhile, nobody hears of it.
+                // It may still read them, but its answers are not heard.
                 self.leases.process_gone(process.incarnation);
                 self.unwanted.push(process);
             }

@@ -75,7 +75,7 @@ impl Core {
         Ok(())
     }
 
-    /// Has the process that stands by take the calls, if that is wanted; the other one answers those that it has.
+    /// Has the standby take the calls, if a replacement is wanted; the old process answers its remaining ones.
     fn promote(&mut self, spec: &Spec, now: Instant, after: &mut After) {
         if !self.life.can_promote() || self.seats.processes().any(Process::is_falling) {
             return;
