@@ -226,7 +226,7 @@ impl Begun<'_> {
 
     fn update(&self, next: impl FnMut(u64) -> Option<u64>) {
         // ORDERING: Relaxed: a single number, which orders nothing.
-        drop(self.0[0].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next));
+        self.0[0].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok();
     }
 
     /// How long ago the call began; `None` before that, and while it is paused.
