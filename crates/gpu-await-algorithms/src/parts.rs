@@ -4,7 +4,7 @@
 //! 1. A part is as long as its kernel says (a fact of the image), so that nothing that the kernel counts in `int` overflows
 //!    (`parts_fit_the_kernels_integers`), and parts cover the array (`parts_cover_an_array`).
 //! 2. A count that a kernel did not write is an error, and never a number: memory for counts between parts starts as [`UNWRITTEN`], a part
-//! that finds that passes it on, and the host refuses counts above the number of elements (`a_kernel_that_leaves_no_count`).
+//!    that finds that passes it on, and the host refuses counts above the number of elements (`a_kernel_that_leaves_no_count`).
 #![forbid(unsafe_code)]
 
 use gpu_await::{ErrorDetail, Result};

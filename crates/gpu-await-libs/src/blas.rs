@@ -18,7 +18,7 @@
 //! # Invariants
 //! 1. After [`GemmBuilder::plan`] no algorithm is searched for (`a_launch_searches_for_nothing`), except once for each size of
 //!    partition
-//! (`products_in_partitions`). A plan for a recently planned shape is made without a search as well (`shapes_that_come_again`).
+//!    (`products_in_partitions`). A plan for a recently planned shape is made without a search as well (`shapes_that_come_again`).
 //! 2. Two streams never share a workspace (`products_on_two_streams`): a launch uses the plan's own, or one of its own
 //!    ([`work_area`](crate::work_area)).
 

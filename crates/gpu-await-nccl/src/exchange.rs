@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! 1. What one rank has sent and another has not taken is bounded by [`ROOM`] and the calls of one group: a rank
-//! waits for [room](Inbox::wait_for_room) after each group (`sends_are_bounded`).
+//!    waits for [room](Inbox::wait_for_room) after each group (`sends_are_bounded`).
 //! 2. Within a group sending never waits for the receiver: concurrent calls cannot wait for one another in a cycle.
 //! 3. A waiting rank is woken by a message, by the end of the peer, and by the failure of its communicator.
 #![forbid(unsafe_code)]

@@ -19,10 +19,10 @@
 //!
 //! # Invariants
 //! 1. Only the guilty are refused, never a call that was lost along with others or by another call's fault, and never for longer than the
-//! policy says (`only_the_guilty_are_refused`).
+//!    policy says (`only_the_guilty_are_refused`).
 //! 2. Kills from outside are counted by key, over all calls and attempts, until one is answered (`only_the_guilty_are_refused`).
 //! 3. A client is never refused for calls lost along with others: its calls then run alone until one is answered
-//! (`only_the_guilty_are_refused`).
+//!    (`only_the_guilty_are_refused`).
 //! 4. At most [`MOST`] keys of each kind are kept; the one that would expire first is dropped first (`what_is_blamed_is_bounded`).
 #![forbid(unsafe_code)]
 

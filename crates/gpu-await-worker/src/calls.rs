@@ -13,11 +13,11 @@
 //! 1. A call ends exactly once: every value that was inserted is returned once, whatever the order of events (`calls_end_once`).
 //! 2. An answer counts only for the call that runs under that number, in the process that answers: others are stale (`calls_end_once`).
 //! 3. A guilty call was alone and had begun, and nothing that another call left behind can be the reason: no other call was answered there for a
-//! while, or this one was to run alone and had the device to itself (`calls_end_once`, `what_others_left_is_nobodys_guilt`).
+//!    while, or this one was to run alone and had the device to itself (`calls_end_once`, `what_others_left_is_nobodys_guilt`).
 //! 4. Calls lost to an outside kill run beside others once more, and then alone (`who_was_killed_runs_beside_others_once`).
 //! 5. While a suspect runs, nothing else does in its process, and no other suspect anywhere (`calls_end_once`, `suspects_run_alone`).
 //! 6. An abandoned call counts against the capacity until its process is done with it, and reserved room until it is given back; a call whose
-//! room is elsewhere does not count here, and holds that room until its process is done with it (`calls_end_once`).
+//!    room is elsewhere does not count here, and holds that room until its process is done with it (`calls_end_once`).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! 1. Memory that a process left half filled is never handed to another one: only the process told to fill it can seal it, under the number
-//! that it was given (`only_what_is_complete_is_kept`).
+//!    that it was given (`only_what_is_complete_is_kept`).
 //! 2. Every waiter is answered once the state changes: it is asked for again then (`only_what_is_complete_is_kept`).
 #![forbid(unsafe_code)]
 

@@ -45,7 +45,7 @@
 //! 3. The deaths of standbys, and of replacements, never end, delay or interrupt the service (`a_worker_has_one_process`).
 //! 4. A replacement interrupts nothing: the main process serves until the moment when the other one does (`a_worker_has_one_process`).
 //! 5. A wanted replacement comes, or is given up: its waiters always wait for something that time or a death moves on
-//! (`a_worker_has_one_process`).
+//!    (`a_worker_has_one_process`).
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};

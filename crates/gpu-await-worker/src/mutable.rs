@@ -15,7 +15,7 @@
 //!
 //! # Invariants
 //! 1. At most one process has it, and nobody gets it while something else may still have it: between two processes lie the end of the first
-//! one and a proof that nothing has it (`never_two_writers`).
+//!    one and a proof that nothing has it (`never_two_writers`).
 //! 2. The next process that gets it learns of the last write that did not end, and of no other (`never_two_writers`).
 //! 3. A process keeps it until it is gone: nothing that it says gives it to another one (`never_two_writers`).
 //! 4. A worker keeps it until it ends: no process of another worker gets it (`never_two_writers`).

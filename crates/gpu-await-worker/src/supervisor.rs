@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //! 1. A panic on this thread ends the worker that it was looking after, or all of them if there was none, with a cause, and all their calls.
-//! The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
+//!    The thread goes on (`a_panic_ends_one_worker`, `a_panic_between_workers_ends_all`).
 //! 2. If the system refuses `poll`, everything is checked instead, so that no death goes unseen (`each_state_cause_and_step_is_told_once`).
 //! 3. A process that is slow to start holds up no other worker's calls, and no handle of its own (`a_slow_start_holds_up_nobody`).
 //! 4. No memory is unmapped under a worker's lock, or on the thread that hears calls (`what_a_process_leaves_is_freed_elsewhere`).

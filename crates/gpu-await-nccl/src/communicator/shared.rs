@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //! 1. Every operation that was pending when the communicator was lost fails, and every later one (`abort_while_pending`): an operation is
-//! entered under the same lock as the loss, or sees the loss.
+//!    entered under the same lock as the loss, or sees the loss.
 //! 2. One order of calls for all communicators of the process: [`ORDER`] (`random_collectives`).
 //! 3. An outcome is reported before the work ends: the transport aborts afterwards.
 //! 4. No call waits for a full stream while it holds [`ORDER`]: it waits for room before, and a loss ends that

@@ -18,10 +18,10 @@
 //!
 //! # Invariants
 //! 1. Nobody agrees to a group with a process that may still consider one of its members gone for not calling: that process must have heard
-//! all of them first (`a_call_at_the_limit`).
+//!    all of them first (`a_call_at_the_limit`).
 //! 2. A process that another one considered gone no longer agrees, even if that one has ended since (`one_group_or_left_out`).
 //! 3. Of two processes that consider each other gone neither agrees, and whatever one had agreed to before counts
-//! (`one_that_agrees_as_it_is_left_out`).
+//!    (`one_that_agrees_as_it_is_left_out`).
 //! 4. A process that was stopped reads what the others said meanwhile before it agrees, or considers anyone gone (`one_is_stopped`).
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,7 @@
 //!
 //! # Invariants
 //! 1. A handle is freed once, by the thread that sets `ending`, and after the last call that uses it: calls are made under `calling`, and
-//! check `ending` there.
+//!    check `ending` there.
 //! 2. NCCL's threads are asked for errors only while the handle lives: under `freed`.
 
 mod shrink;
