@@ -12,6 +12,8 @@
 //! device. `frozen.gain_percent` is what sixteen threads that read the same eight buffers of weights
 //! gain from weights that are frozen.
 //!
+//! `fill.*` are of elements of so many bytes: 4 are the driver's memset, others a launch.
+//!
 //! `pageable.longest_poll_us` is the longest of all polls of the copies' futures, `poll_p999_us` what one
 //! in a thousand takes. `pageable.floor_*` are polls that only look at the clock for ten microseconds, on
 //! the same thread while another task copies: what the machine adds to anybody's.
@@ -28,7 +30,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use gpu_await::{
-    Device, DeviceBuffer, DeviceKind, Readable, Stream, View, kernel, kernels, testing,
+    Device, DeviceBuffer, DeviceKind, Element, Readable, Stream, View, kernel, kernels, testing,
 };
 use raw::Copies;
 
@@ -163,6 +165,7 @@ impl Bench {
         self.pageable().await;
         self.pinned().await;
         self.allocations().await;
+        self.fills().await;
         self.small().await;
         self.same_stream().await;
         edges();
@@ -304,6 +307,27 @@ impl Bench {
             raw.free(*a);
             raw.free(*b);
         }
+    }
+
+    async fn fills(&self) {
+        self.fill([1u8, 2, 3, 4]).await;
+        self.fill([1u8, 2, 3]).await;
+        self.fill([1u8, 2, 3, 4, 5, 6, 7]).await;
+        self.fill(0.1f64.to_ne_bytes()).await;
+        self.fill([1u32, 2, 3, 4]).await;
+    }
+
+    async fn fill<T: Element>(&self, value: T) {
+        let stream = self.device.stream().unwrap();
+        let mut x = stream.zeros::<T>(self.large / size_of::<T>()).await.unwrap();
+        let mut times = Vec::new();
+        for _ in 0..=self.rounds {
+            let start = Instant::now();
+            stream.fill(&mut x, value).await.unwrap();
+            times.push(us(start));
+        }
+        let rate = gb_s(self.large, median(times));
+        println!("fill.{}_bytes_gb_s {rate:.1} GB/s", size_of::<T>());
     }
 
     async fn allocations(&self) {

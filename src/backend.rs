@@ -279,6 +279,12 @@ impl Pattern {
         }
         *self
     }
+
+    /// Whether a memset of the driver writes it there at the memory's speed.
+    pub(crate) fn is_word(&self, at: DevicePtr) -> bool {
+        let len = self.shortest().len as u64;
+        matches!(len, 1 | 2 | 4) && at.0.is_multiple_of(len)
+    }
 }
 
 /// A callback of a stream, with the driver's signature `CUhostFn`.

@@ -66,7 +66,7 @@ impl<'s> Queue<'s> {
         self.writer.is_some()
     }
 
-    /// Fills memory of the footprint with `count` patterns; where launches are recorded, as a launch.
+    /// Fills memory of the footprint with `count` patterns; as a launch where launches are recorded, and where no memset is as fast.
     pub(super) fn submit_fill(
         &self,
         footprint: &mut Footprint<'_>,
@@ -74,7 +74,8 @@ impl<'s> Queue<'s> {
         pattern: Pattern,
         count: u64,
     ) -> Result<(), SubmitError> {
-        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
+        let is_launch = self.writes_down() || !pattern.is_word(to);
+        let kernels = is_launch.then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
             Some(fill) => self.submit_launch(footprint, &fill.launch()),
             None => {

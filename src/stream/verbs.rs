@@ -392,7 +392,7 @@ verbs! {
     /// A buffer of another device; an element type of more than 16 bytes; a lost or closed device.
     ///
     /// # Source
-    /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`, `cuMemsetD2D32Async`.
+    /// `cuMemsetD8Async`, `cuMemsetD16Async`, `cuMemsetD32Async`; `cuLaunchKernel` for a value whose bytes do not repeat after 4, or that is not aligned.
     pub fn fill<T: Element>(&self, destination: &mut impl Writable<T>, value: T) -> Op<()> {
         self.one(|queue| queue.fill(destination, value))
     }

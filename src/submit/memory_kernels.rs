@@ -211,14 +211,13 @@ impl MemoryKernels {
         let kernel = self.fill.as_ref()?;
         let bytes = count * pattern.len as u64;
         let short = pattern.shortest();
-        let mut repeated = [0; 16];
+        let mut repeated = [0; 32];
         let source = short.as_slice().iter().cycle();
         repeated.iter_mut().zip(source).for_each(|(to, from)| *to = *from);
         let mut args = ArgBlock::default();
         args.push_memory(to.0, bytes);
         args.push_value(&bytes.to_ne_bytes());
-        args.push_value(&repeated[..8]);
-        args.push_value(&repeated[8..]);
+        repeated.chunks_exact(8).for_each(|word| args.push_value(word));
         args.push_value(&(short.len as u32).to_ne_bytes());
         let blocks = bytes.div_ceil(16 * u64::from(THREADS));
         Some(kernel.with(blocks, 1, args))
@@ -255,7 +254,7 @@ mod twin {
     pub(super) fn fill(_: &Grid, args: &ArgBlock) {
         let bytes = args.memory_bytes(0) as usize;
         let pattern = [number(args, 2), number(args, 3)];
-        let pattern = &bytemuck::bytes_of(&pattern)[..small(args, 4)];
+        let pattern = &bytemuck::bytes_of(&pattern)[..small(args, 6)];
         // SAFETY: the launch names that memory, which is live and exclusive when the stream gets there.
         let to = unsafe { std::slice::from_raw_parts_mut(args.address(0) as *mut u8, bytes) };
         to[..pattern.len()].copy_from_slice(pattern);

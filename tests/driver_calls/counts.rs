@@ -432,39 +432,55 @@ fn what_a_loan_adds() {
     });
 }
 
-/// The driver's fills want an aligned address: the widest that this one allows is called.
+/// A memset where the driver has one for the value at that address, and otherwise one launch.
 #[test]
-fn a_fill_is_as_wide_as_its_address_allows() {
+fn a_fill_is_a_memset_or_a_launch() {
     async_under_the_stand_in(async |driver| {
         let device = Device::cuda(0).unwrap();
         let stream = device.stream().unwrap();
         let mut x = stream.zeros::<u8>(64).queued().unwrap();
         soon(stream.done()).await.unwrap();
         for (offset, value, expected) in [
-            (0, [1, 2, 3, 4], vec!["cuMemsetD32Async"]),
-            (1, [1, 2, 3, 4], vec!["cuMemsetD2D8Async"; 4]),
-            (2, [1, 2, 3, 4], vec!["cuMemsetD2D8Async"; 4]),
-            (2, [1, 2, 1, 2], vec!["cuMemsetD16Async"]),
-            (3, [1, 2, 1, 2], vec!["cuMemsetD2D8Async"; 2]),
-            (3, [7, 7, 7, 7], vec!["cuMemsetD8Async"]),
+            (0, [1, 2, 3, 4], "cuMemsetD32Async"),
+            (1, [1, 2, 3, 4], "cuLaunchKernel"),
+            (2, [1, 2, 3, 4], "cuLaunchKernel"),
+            (2, [1, 2, 1, 2], "cuMemsetD16Async"),
+            (3, [1, 2, 1, 2], "cuLaunchKernel"),
+            (3, [7, 7, 7, 7], "cuMemsetD8Async"),
         ] {
             driver.clear();
             let mut part = x.slice_mut(offset..offset + 40).unwrap().cast::<[u8; 4]>().unwrap();
             stream.fill(&mut part, value).queued().unwrap();
-            assert_eq!(my_names(driver), expected, "at {offset}");
-            let seen = soon(stream.download(&x)).await.unwrap();
-            assert_eq!(seen[offset..offset + 40], value.repeat(10), "at {offset}");
-        }
-        for (offset, expected) in [(0, "cuMemsetD2D32Async"), (4, "cuMemsetD2D32Async")] {
-            driver.clear();
-            let mut part = x.slice_mut(offset..offset + 40).unwrap().cast::<[u8; 8]>().unwrap();
-            stream.fill(&mut part, [1, 2, 3, 4, 5, 6, 7, 8]).queued().unwrap();
-            assert_eq!(my_names(driver), [expected; 2], "at {offset}");
+            assert_eq!(my_names(driver), [expected], "at {offset}");
+            // The stand-in runs no kernel.
+            if expected != "cuLaunchKernel" {
+                let seen = soon(stream.download(&x)).await.unwrap();
+                assert_eq!(seen[offset..offset + 40], value.repeat(10), "at {offset}");
+            }
         }
         driver.clear();
-        let mut part = x.slice_mut(1..41).unwrap().cast::<[u8; 8]>().unwrap();
-        stream.fill(&mut part, [1, 2, 3, 4, 5, 6, 7, 8]).queued().unwrap();
-        assert_eq!(my_names(driver), ["cuMemsetD2D8Async"; 8]);
+        drop(stream.full(40, [1u8, 2, 3]).queued().unwrap());
+        let names = my_names(driver);
+        let is_fill = |name: &&String| name.starts_with("cuMemset") || **name == "cuLaunchKernel";
+        assert_eq!(names.iter().filter(is_fill).collect::<Vec<_>>(), ["cuLaunchKernel"]);
+    });
+}
+
+/// Where the kernel could not be loaded, byte by byte.
+#[test]
+fn fills_without_a_kernel_are_memsets() {
+    async_under_the_stand_in(async |driver| {
+        (1..=2).for_each(|nth| driver.fail("cuLibraryLoadData", nth, 209));
+        let device = Device::cuda(0).unwrap();
+        let stream = device.stream().unwrap();
+        let mut x = stream.zeros::<u8>(64).queued().unwrap();
+        soon(stream.done()).await.unwrap();
+        driver.clear();
+        let mut part = x.slice_mut(1..41).unwrap().cast::<[u8; 4]>().unwrap();
+        stream.fill(&mut part, [1, 2, 3, 4]).queued().unwrap();
+        assert_eq!(my_names(driver), ["cuMemsetD2D8Async"; 4]);
+        let seen = soon(stream.download(&x)).await.unwrap();
+        assert_eq!(seen[1..41], [1, 2, 3, 4].repeat(10));
     });
 }
 

@@ -38,7 +38,6 @@ const CALLS: &[(&str, [Left; 2])] = &[
     ("cuMemPoolTrimTo", [&[], &[]]),
     ("cuMemsetD8Async", [&[], &[]]),
     ("cuMemsetD32Async", [&[], &[]]),
-    ("cuMemsetD2D32Async", [&[], &[]]),
     ("cuLibraryLoadData", [&[], &[("module", 1)]]),
     ("cuLibraryUnload", [&[("module", 1)], &[]]),
     ("cuLibraryGetModule", [&[], &[]]),

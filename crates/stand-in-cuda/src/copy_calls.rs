@@ -234,18 +234,6 @@ pub(crate) extern "C" fn cuMemsetD2D8Async(
     fill_rows("cuMemsetD2D8Async", to, pitch, &value.to_ne_bytes(), [width, height], stream)
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn cuMemsetD2D32Async(
-    to: Address,
-    pitch: usize,
-    value: c_uint,
-    width: usize,
-    height: usize,
-    stream: Handle,
-) -> Code {
-    fill_rows("cuMemsetD2D32Async", to, pitch, &value.to_ne_bytes(), [width, height], stream)
-}
-
 fn fill_rows(
     name: &'static str,
     to: Address,

@@ -47,7 +47,7 @@ entry_points! {
     cuMemHostRegister_v2 cuMemHostUnregister cuMemHostGetDevicePointer_v2 cuPointerGetAttribute
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2
     cuMemcpyPeerAsync cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async cuMemsetD2D8Async
-    cuMemsetD2D32Async cuModuleLoadData  cuModuleUnload cuModuleGetFunction
+    cuModuleLoadData  cuModuleUnload cuModuleGetFunction
     cuFuncGetAttribute cuFuncGetParamInfo cuFuncSetAttribute
     cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveClusters cuLaunchKernel
     cuLaunchKernelEx cuLaunchCooperativeKernel cuGraphCreate cuGraphAddDependencies_v2

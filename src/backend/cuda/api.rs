@@ -365,7 +365,6 @@ entry_points! {
     cuMemsetD16Async(u64, u16, usize, Handle);
     cuMemsetD32Async(u64, u32, usize, Handle);
     cuMemsetD2D8Async(u64, usize, u8, usize, usize, Handle);
-    cuMemsetD2D32Async(u64, usize, u32, usize, usize, Handle);
     cuLibraryLoadData(
         *mut Handle, *const c_void, *mut c_int, *mut *mut c_void, u32, *mut c_int, *mut *mut c_void, u32
     );
