@@ -461,8 +461,15 @@ pub enum ErrorDetail {
     /// because newer ones go first. `expected_us` is the wait, `takes_us` how long the request is then likely to take: together they exceed the
     /// time left.
     #[error(
-        "{by} cannot answer in time: {remaining_us} µs are left; with {waiting} waiting, a request waits about \
-         {expected_us} µs and then takes {takes_us} µs; retry later, or elsewhere"
+        "{by} cannot answer in time: {}; with {waiting} waiting, a request waits about {expected_us} µs and then takes {takes_us} µs; retry {}",
+        match .remaining_us {
+            0 => "the deadline has passed".to_owned(),
+            left => format!("{left} µs are left"),
+        },
+        match .remaining_us {
+            0 => "with a later deadline",
+            _ => "later, or elsewhere",
+        }
     )]
     TooLate { by: Admitter, remaining_us: u64, expected_us: u64, takes_us: u64, waiting: u64 },
     /// A request waited until its deadline, with no time left (its kind is `TimedOut`), or until less time was left than it is

@@ -228,7 +228,9 @@ impl<S: Signature> Kernel<S> {
 
     #[inline(always)]
     fn check(&self, config: &LaunchConfig, is_simple: bool, shapes: &S::Shapes) -> Result<()> {
-        self.core.check_limits(config, is_simple)?;
+        if !config.is_nothing() {
+            self.core.check_limits(config, is_simple)?;
+        }
         if self.requirements.is_empty() {
             return Ok(());
         }
@@ -287,17 +289,20 @@ impl<S: Signature> Kernel<S> {
             return Err(footprint.poison(wrong_device("the kernel", engine, &core.engine)));
         }
         let config = match config {
-            Ok(config) if config.is_nothing() => return Ok(()),
             Ok(config) => config,
             Err(why) => return Err(footprint.poison(why.of(&core.name))),
         };
         // Computed once: the check below calls user code.
         let is_simple = config.is_simple();
         let mut checked = self.check(&config, is_simple, &shapes);
-        if !is_simple {
+        let is_nothing = config.is_nothing();
+        if !is_simple && !is_nothing {
             checked = checked.and_then(|()| core.admit(&config, stream));
         }
         checked.map_err(|error| footprint.poison(error))?;
+        if is_nothing {
+            return Ok(());
+        }
         if *waits {
             footprint.may_be_held_up = true;
         }
@@ -390,10 +395,6 @@ launch! {
     /// [`InOut`](crate::InOut) and [`Out`](crate::Out). If other streams still use them, this stream waits
     /// for that work on the device.
     ///
-    /// # Blocking
-    /// While the stream's queue is [full](Stream#blocking). The first launch of a kernel may also wait while the driver sets it
-    /// up: launch each kernel once before serving.
-    ///
     /// # Errors
     /// Refused before the driver sees it: a precondition that does not hold, with the values
     /// ([`ErrorDetail::Precondition`]); an extent that is zero or over a limit, with the requested and the
@@ -406,7 +407,8 @@ launch! {
     ///
     /// # Blocking
     /// The driver blocks the thread when about a thousand launches are queued on the stream; see
-    /// [`throttle`](Stream::throttle). A launch that shares memory with other streams also needs an event
+    /// [`throttle`](Stream::throttle). The first launch of a kernel may also wait while the driver sets it
+    /// up: launch each kernel once before serving. A launch that shares memory with other streams also needs an event
     /// from the device's pool of a few dozen: if all are in use, the driver creates one, which blocks while
     /// another stream's [queue is full](Stream#blocking).
     ///

@@ -132,7 +132,7 @@ impl Wake for Expiry {
 
 impl Device {
     /// Waits until `bytes` of device memory can be set aside for one request. Ready proves that allocations of that many bytes, at once or one after
-    /// another, fit the limit, whatever others do meanwhile.
+    /// another, fit the limit, whatever others do meanwhile; under [`Pressure::Fail`], once freed memory is known to be free.
     ///
     /// Requests are granted in the order of their first polls: a small one does not overtake a large one. Allocations without a reservation
     /// use whatever is not reserved; they do not queue, so if they hold most of the device, a request waits for them.
@@ -149,7 +149,8 @@ impl Device {
     /// can still delay that is described there; and memory that a stream of another device uses cannot be taken over.
     ///
     /// Under [`Pressure::Fail`] freed memory counts once this crate has seen the device finish with it, which can be a moment later. Until then, an
-    /// allocation on a stream other than the one that freed it can fail.
+    /// allocation on a stream other than the one that freed it can fail; also one from a reservation, where an allocation without one took over
+    /// memory that the reservation had freed, and freed it a moment ago. Trying again succeeds once [`Stream::done`] has resolved on those streams.
     ///
     /// # One at a time
     /// A task that holds a reservation and awaits another can wait for a task that does the same. So that is an error,

@@ -84,7 +84,8 @@ pub struct Stats {
 /// and kernels without a predecessor in their graph are in no field.
 ///
 /// If there are several reasons, the first of these counts: on a stream `switched_off`, `on_shared_streams`, `timed`, `behind_other_work`; in a graph
-/// `switched_off`, `behind_several`, `behind_other_work`, `refused`. A host device counts its formulas, and runs all launches one after another.
+/// `switched_off`, `behind_several`, `behind_other_work`, `refused`. A host device counts formulas and algorithms
+/// alone, as if it were such a GPU, and runs all launches one after another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Overlaps {

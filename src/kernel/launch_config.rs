@@ -100,7 +100,8 @@ impl LaunchConfig {
     }
 
     /// Covers `n` elements with at least one thread each, in blocks of 256; the kernel guards the tail. A
-    /// launch for no elements does nothing, and one for a negative number is refused.
+    /// launch for no elements checks the kernel's conditions and does nothing else, so that an [`Out`](crate::Out) keeps what it had; one for a
+    /// negative number is refused.
     #[must_use]
     pub fn for_elements(n: impl Integer) -> Self {
         LaunchConfig::for_elements_in_blocks(n, BLOCK)

@@ -144,7 +144,7 @@ pub struct BatcherStats {
     pub in_flight: usize,
     /// The maximum of batches in flight.
     pub max_in_flight: usize,
-    /// Batches taken so far, including those that got no stream.
+    /// Batches taken so far, including those that got no stream. If all requests have left by the time of a permit, none is taken.
     pub batches: u64,
     /// Requests in those that got a stream. Each request is one of these, refused, expired, closed or given up, or waits.
     pub requests: u64,

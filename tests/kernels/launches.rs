@@ -476,6 +476,10 @@ fn a_kernel_is_loaded_without_an_executor() {
     let short = stream.zeros::<f32>(2).queued().unwrap();
     let error = axpy.launch(&stream, 1.0, &short, &mut x).queued().unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{error}");
+    // Also for no elements, where nothing is launched.
+    let mut none = stream.zeros::<f32>(0).queued().unwrap();
+    let error = axpy.launch(&stream, 1.0, &short, &mut none).queued().unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{error}");
     // Where it would wait for its own thread.
     let inner = device.clone();
     let refused = stream.host_fn(move || kernels::empty::load_blocking(&inner).map(drop));
