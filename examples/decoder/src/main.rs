@@ -78,7 +78,7 @@ async fn run<T: Launches>(
     // `generate` asks once: compiling every graph first would take longer than it saves.
     let is_warmed = !matches!(command, Command::Generate { .. });
     let load = async || {
-        let (device, folder) = place.open::<Config>()?;
+        let (device, folder) = place.open::<Config>().await?;
         let model = Model::<T>::load(&device, &folder).await?;
         tracing::info!("loaded {:.1} ms", ms(start.elapsed()));
         let all = limits.streams * model.config().n_positions.div_ceil(16);

@@ -189,6 +189,16 @@ impl Schedule {
         }
     }
 
+    /// Ends the requests of a step that was not launched.
+    pub(crate) fn refuse(&mut self, requests: &[u64], error: &Error) {
+        for id in requests {
+            if let Some(running) = self.running.get(id) {
+                running.answer.send(Err(error.clone().into())).ok();
+            }
+            self.cancel(*id);
+        }
+    }
+
     /// Ends a request, if it has not ended.
     pub(crate) fn cancel(&mut self, id: u64) {
         self.waiting.retain(|waiting| waiting.id != id);

@@ -10,7 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use encoder::{Failure, METRICS, Watched, with_metrics};
+use encoder::{Failure, METRICS, Watched, log_failure, with_metrics};
 use futures_util::stream::unfold;
 use serde_json::json;
 
@@ -59,6 +59,7 @@ async fn generate(
             }
             Some(Err(broken)) => {
                 watched.ends("broken");
+                log_failure(&broken.to_string());
                 format!("{}\n", json!({ "error": broken.to_string() }))
             }
             None => {

@@ -193,13 +193,25 @@ impl<T: Launches> Worker<T> {
                 _ => None,
             };
             if let Some(step) = step {
-                self.steps.launch(step).await?;
+                let requests: Vec<u64> = step.rows.iter().map(|row| row.request).collect();
+                match self.steps.launch(step).await {
+                    // For a new shape. What is in flight, and other requests, need none.
+                    Err(error) if matches!(error.detail(), ErrorDetail::NoThread { .. }) => {
+                        if let Some(schedule) = self.shared.schedule().as_mut() {
+                            schedule.refuse(&requests, &error);
+                        }
+                    }
+                    launched => launched?,
+                }
             } else if let Some((step, tokens)) = self.steps.collect().await? {
                 if let Some(schedule) = self.shared.schedule().as_mut() {
                     schedule.deliver(&step, &tokens);
                 }
             } else {
-                self.shared.came.notified().await;
+                tokio::select! {
+                    () = self.shared.came.notified() => {}
+                    lost = self.steps.lost() => return Err(lost),
+                }
             }
         }
     }

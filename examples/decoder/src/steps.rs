@@ -263,6 +263,11 @@ impl<T: Launches> Steps<T> {
         Ok(self.in_flight.pop_front().map(|(_, step)| (step, tokens)))
     }
 
+    /// Waits until the device is lost.
+    pub async fn lost(&self) -> Error {
+        self.core.device.lost().await
+    }
+
     /// The logits of the step that was launched last, a row for each sequence.
     ///
     /// # Errors

@@ -6,8 +6,9 @@
 //! | whose body does not | 408 |
 //! | that closes its connection, also for sending alone | nothing: it has left, and its request is dropped |
 //! | that comes while 900 are served | to wait in the system's queue: of 1,024 descriptors the others are for all else, as the next process of `--isolate` |
+//! | whose body is over 2 MB | 413, at once if its head says so |
 //! | that comes before there is a model | 503, on `/healthz` as anywhere |
-//! | that asked before SIGTERM or SIGINT, or 200 ms behind it | its answer, within the time of a drain; its connection is closed behind it |
+//! | that asked before the end (SIGTERM, SIGINT, or nothing computes any more), or 200 ms behind it | its answer, within the time of a drain; its connection is closed behind it |
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -16,9 +17,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody as _};
 use axum::extract::{FromRequest as _, Request};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use hyper::server::conn::http1::Builder;
 use hyper::service::Service as _;
@@ -30,9 +31,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
+use crate::program::Failed;
 use crate::serve::Failure;
 
 const MOST_CONNECTIONS: usize = 900;
+/// As axum has it.
+const MOST_BODY_BYTES: u64 = 2 << 20;
 /// How long connections and requests are taken behind a signal: those that came before it may not be accepted, or read, yet.
 const LAST: Duration = Duration::from_millis(200);
 /// How long answers that are on their way then may take.
@@ -41,24 +45,39 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// What is served, once it is there.
 pub type Routes = Arc<OnceLock<Router>>;
 
-/// Serves connections until a signal asks the process to end, and then what was asked before. A client has so much time for a request's head,
-/// and for its body.
-pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) -> io::Result<()> {
+/// Serves connections until a signal asks the process to end, or `model` ends, and then what was asked before. A client has so much time for a request's
+/// head, and for its body.
+///
+/// # Errors
+/// What `model` says; the system refuses descriptors for the signals.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Routes,
+    patience: Duration,
+    model: impl Future<Output = Result<(), Failed>>,
+) -> Result<(), Failed> {
     // From here on the signals end nothing by themselves, also where this is the first process of a container.
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let read = move |request: Request, next: Next| async move {
         let reason = || format!("the body did not arrive within {patience:?}");
-        let late = |_| Failure(StatusCode::REQUEST_TIMEOUT, reason());
-        let request = timeout(patience, whole(request)).await.map_err(late)??;
-        Ok::<_, Failure>(next.run(request).await)
+        let late = |_| Err(Failure(StatusCode::REQUEST_TIMEOUT, reason()));
+        let request = timeout(patience, whole(request)).await.unwrap_or_else(late);
+        Ok::<_, Failure>(next.run(request.map_err(Failure::counted)?).await)
     };
     let each = move |request: Request| {
         let routes = routes.get().cloned();
         async move {
-            let loading =
-                || Failure(StatusCode::SERVICE_UNAVAILABLE, "the model is loading".into());
-            let routes = TowerToHyperService::new(routes.ok_or_else(loading)?);
-            let Ok(response) = routes.call(request).await;
+            let Some(routes) = routes else {
+                let failure =
+                    Failure(StatusCode::SERVICE_UNAVAILABLE, "the model is loading".into());
+                // Probes are not counted.
+                return Err(if request.method() == Method::GET {
+                    failure
+                } else {
+                    failure.counted()
+                });
+            };
+            let Ok(response) = TowerToHyperService::new(routes).call(request).await;
             Ok::<_, Failure>(response)
         }
     };
@@ -71,16 +90,18 @@ pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) ->
         Ok::<_, io::Error>((listener.accept().await?.0, place))
     };
     let mut ends = pin!(async {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
+        let ended = tokio::select! {
+            _ = term.recv() => Ok(()),
+            _ = int.recv() => Ok(()),
+            ended = model => ended,
+        };
         sleep(LAST).await;
+        ended
     });
-    loop {
+    let ended = loop {
         let accepted = tokio::select! {
             accepted = next() => accepted,
-            () = &mut ends => break,
+            ended = &mut ends => break ended,
         };
         match accepted {
             Ok((socket, place)) => {
@@ -99,20 +120,24 @@ pub async fn serve(listener: TcpListener, routes: Routes, patience: Duration) ->
                 sleep(Duration::from_millis(100)).await;
             }
         }
-    }
+    };
     drop(listener);
     let connections = open.count();
     tracing::info!(
-        "asked to end: {connections} connections are served to their end, for {DRAIN:?} at most"
+        "ending: {connections} connections are served to their end, for {DRAIN:?} at most"
     );
     if timeout(DRAIN, open.shutdown()).await.is_err() {
         tracing::warn!("some were not");
     }
-    Ok(())
+    ended
 }
 
 /// The request with its whole body in memory.
 async fn whole(request: Request) -> Result<Request, Failure> {
+    if request.body().size_hint().lower() > MOST_BODY_BYTES {
+        let reason = format!("a body of more than {MOST_BODY_BYTES} bytes");
+        return Err(Failure(StatusCode::PAYLOAD_TOO_LARGE, reason));
+    }
     let (head, body) = request.into_parts();
     let bytes = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await;
     let bytes = bytes.map_err(|refused| Failure(refused.status(), refused.body_text()))?;

@@ -18,15 +18,13 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use gpu_await::ErrorKind;
 use gpu_await::half::f16;
-use gpu_await_worker::{
-    self as worker, Blame, Error, Guilt, Host, Payloads, Restart, Worker, gpu_named,
-};
+use gpu_await_worker::{self as worker, Blame, Error, Gpu, Guilt, Host, Payloads, Restart, Worker};
 
 use crate::kernels::Launches;
 use crate::load;
 use crate::model::Model;
 use crate::program::{Dtype, Place};
-use crate::serve::{Batchers, Failure, Serving, Text};
+use crate::serve::{Batchers, Failure, Serving, Text, is_refusal};
 use crate::weights::{Config, Folder};
 
 /// What runs in the worker's process.
@@ -38,8 +36,8 @@ type Start = (Place, Config, usize, Serving);
 impl worker::Service for Process {
     type Config = Start;
     type Request = Text;
-    /// The error: there is too much to do.
-    type Response = Result<Vec<f32>, String>;
+    /// The error: there is too much to do, or the system refuses a thread, which is `true`.
+    type Response = Result<Vec<f32>, (String, bool)>;
 
     async fn start(of: Start, host: &Host) -> Result<Self, worker::Failure> {
         Ok(Process(match of.0.dtype {
@@ -52,7 +50,7 @@ impl worker::Service for Process {
         // The wait for a batch says nothing about the text.
         match self.0.embed(text, Some(of.pause_limit())).await {
             Err(error) if matches!(error.kind(), ErrorKind::Overloaded | ErrorKind::TimedOut) => {
-                Ok(Err(error.to_string()))
+                Ok(Err((error.to_string(), is_refusal(&error))))
             }
             embedded => Ok(Ok(embedded?)),
         }
@@ -68,6 +66,7 @@ async fn start<T: Launches>(of: Start, host: &Host) -> Result<Batchers, worker::
 
 pub(crate) fn begin(
     place: &Place,
+    gpu: Option<Gpu>,
     config: &Config,
     max_tokens: usize,
     serving: &Serving,
@@ -81,7 +80,7 @@ pub(crate) fn begin(
     // Five bytes an id at most.
     let longest = config.max_position_embeddings.min(max_tokens).saturating_mul(5);
     let builder = builder.most_message_bytes(longest.clamp(1 << 16, 1 << 22) as u32);
-    match gpu_named(&place.device)? {
+    match gpu {
         Some(gpu) => builder.gpu(gpu.uuid).begin(),
         None => builder.begin(),
     }

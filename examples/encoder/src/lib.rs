@@ -20,8 +20,8 @@ pub use kernels::{
     HEAD_WIDTHS, Kernels, LANES, Launches, MAX_HIDDEN, Precision, attend, norm, put,
 };
 pub use load::{Piece, frozen};
-pub use metrics::{METRICS, Metrics, Watched, with_metrics};
+pub use metrics::{METRICS, Metrics, Watched, log_failure, with_metrics};
 pub use model::{Affine, Lane, Model, Shape};
-pub use program::{Dtype, Failed, Place, listen, ms, run, up_to};
+pub use program::{Dtype, Failed, Place, listen, ms, off_executor, run, up_to};
 pub use serve::{Failure, MOST_TEXTS, NOT_FINITE, Service, Serving, check, is_embedding, router};
 pub use weights::{Check, Config, Folder, LoadError, ModelConfig, Tensor};

@@ -1,13 +1,16 @@
 //! From the mapped file to the device: a few threads convert parts into pinned memory while others are on the link.
 #![forbid(unsafe_code)]
 
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, Builder};
 
 use gpu_await::{Device, DeviceBuffer, Frozen, Result};
 use gpu_await_worker::{Failure, Filling, Host};
 
 use crate::kernels::Precision;
 use crate::model::Weights;
+use crate::program::off_executor;
 use crate::weights::{Folder, LoadError, Tensor};
 
 /// Elements that a thread has in pinned memory.
@@ -45,7 +48,7 @@ pub(crate) fn pieces(folder: &Folder) -> Result<Vec<Piece<'_>>, LoadError> {
 /// Uploads tensors, one behind the other, off the executor; nothing changes them any more.
 ///
 /// # Errors
-/// What `pieces` says; out of device or pinned memory.
+/// What `pieces` says; out of device or pinned memory; the system refuses a thread.
 pub async fn frozen<C: Send + Sync + 'static, T: Precision>(
     device: &Device,
     folder: &Arc<Folder<C>>,
@@ -53,9 +56,7 @@ pub async fn frozen<C: Send + Sync + 'static, T: Precision>(
 ) -> Result<Frozen<T>, LoadError> {
     let (device, folder) = (device.clone(), folder.clone());
     let uploaded = move || Ok::<_, LoadError>(upload(&device, &pieces(&folder)?)?);
-    let uploaded = tokio::task::spawn_blocking(uploaded).await;
-    let uploaded = uploaded.unwrap_or_else(|end| std::panic::resume_unwind(end.into_panic()))?;
-    Ok(uploaded.freeze().await?)
+    Ok(off_executor(uploaded).await??.freeze().await?)
 }
 
 /// [`frozen`], kept by the front of a worker: its next process maps what this one uploads.
@@ -100,11 +101,15 @@ fn upload<T: Precision>(device: &Device, pieces: &[Piece<'_>]) -> Result<DeviceB
             drop(stream.upload_into(pinned, &mut to).synchronize()?);
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let mut joined = threads.into_iter().map(|thread| thread.join());
-        joined.try_for_each(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    thread::scope(|scope| {
+        // Whatever threads the system refuses, this one works.
+        let more = (1..threads).map_while(|_| Builder::new().spawn_scoped(scope, work).ok());
+        let more: Vec<_> = more.collect();
+        let ended = work();
+        let joined = more.into_iter().map(|thread| thread.join());
+        let joined = joined.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)));
+        joined.fold(ended, Result::and)
     })?;
     drop(parts);
     Ok(buffer)

@@ -82,7 +82,7 @@ async fn run<T: Launches>(
     start: Instant,
 ) -> Result<(), Failed> {
     let load = async || {
-        let (device, folder) = place.open()?;
+        let (device, folder) = place.open().await?;
         let model = Model::<T>::load(&device, &folder).await?;
         tracing::info!("loaded {:.1} ms", ms(start.elapsed()));
         Ok::<_, Failed>(model)
@@ -93,13 +93,17 @@ async fn run<T: Launches>(
             let mut made = None;
             let serve = async |routes: &encoder::Routes| {
                 let service = match serving.isolate {
-                    true => Service::isolated(place, max_tokens, serving)?,
+                    true => Service::isolated(place, max_tokens, serving).await?,
                     false => Service::new(&load().await?, max_tokens, serving).await?,
                 };
+                made = Some(service.clone());
                 #[cfg(feature = "tokenizers")]
-                let service = service.with_tokenizer(&place.model)?;
+                let service = {
+                    let folder = place.model.clone();
+                    encoder::off_executor(move || service.with_tokenizer(&folder)).await??
+                };
                 routes.set(router(service.clone())).ok();
-                Err(made.insert(service).lost().await)
+                Err(service.lost().await)
             };
             let ended = listen(addr, patience, serve).await;
             if let Some(service) = made {

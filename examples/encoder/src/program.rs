@@ -3,15 +3,18 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use gpu_await::Device;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 use tracing_appender::non_blocking::NonBlockingBuilder;
 use tracing_subscriber::EnvFilter;
 
@@ -44,15 +47,33 @@ pub enum Dtype {
 }
 
 impl Place {
-    /// Opens both, and says which device it is.
+    /// Opens both off the executor, and says which device it is.
     ///
     /// # Errors
-    /// There is no such device; the folder is not one of such a model.
-    pub fn open<C: ModelConfig>(&self) -> Result<(Device, Arc<Folder<C>>), Failed> {
-        let (folder, device) = (Folder::open(&self.model)?, Device::builder().named(&self.device)?);
+    /// There is no such device; the folder is not one of such a model; the system refuses a thread.
+    pub async fn open<C: ModelConfig + Send + 'static>(
+        &self,
+    ) -> Result<(Device, Arc<Folder<C>>), Failed> {
+        let Place { model, device, .. } = self.clone();
+        let open =
+            move || Ok::<_, Failed>((Folder::open(&model)?, Device::builder().named(&device)?));
+        let (folder, device) = off_executor(open).await??;
         tracing::info!("device {device}");
         Ok((device, Arc::new(folder)))
     }
+}
+
+/// Does work that may block for ever, such as reading from a mount that hangs: its thread keeps neither the executor nor the end of the program.
+///
+/// # Errors
+/// The system refuses a thread; the work panicked.
+pub async fn off_executor<R: Send + 'static>(
+    work: impl FnOnce() -> R + Send + 'static,
+) -> io::Result<R> {
+    let (sender, result) = oneshot::channel();
+    let refused = |error| io::Error::other(format!("the system refuses a thread: {error}"));
+    thread::Builder::new().spawn(move || sender.send(work()).ok()).map_err(refused)?;
+    result.await.map_err(|_| io::Error::other("it panicked"))
 }
 
 /// Parses numbers from 1 on.
@@ -64,7 +85,9 @@ pub fn up_to(most: u64) -> RangedU64ValueParser<usize> {
 /// Runs a program on a runtime of its own, and logs what ended it. The log goes to stderr, as `RUST_LOG` says; whoever reads it and stalls, or is gone,
 /// stalls and ends nothing: lines are lost then.
 pub fn run(name: &str, program: impl Future<Output = Result<(), Failed>>) -> ExitCode {
-    let (log, flush) = NonBlockingBuilder::default().finish(io::stderr());
+    // Refused a thread, it panics, and says so itself.
+    let log = catch_unwind(|| NonBlockingBuilder::default().finish(io::stderr()));
+    let Ok((log, flush)) = log else { return ExitCode::FAILURE };
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
         .with_writer(log)
@@ -72,18 +95,20 @@ pub fn run(name: &str, program: impl Future<Output = Result<(), Failed>>) -> Exi
         .log_internal_errors(false)
         .init();
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
-    let ended = tokio::runtime::Runtime::new().map_err(Failed::from).and_then(|runtime| {
+    // Refused a thread or a descriptor, tokio panics.
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        let runtime = tokio::runtime::Runtime::new()?;
         let ended = runtime.block_on(program);
-        // Weights that are still being read keep nobody waiting.
         runtime.shutdown_background();
         ended
-    });
+    }));
+    let ended = ended.unwrap_or_else(|_| Err("it panicked".into()));
     if let Err(error) = &ended {
         tracing::error!("{name}: {error}");
     }
     // Where nobody reads the log it gives up after a second, and complains on stdout: which panics if that is closed.
     // Refused a thread, it is dropped here.
-    std::thread::Builder::new().spawn(|| drop(flush)).map(|thread| thread.join().ok()).ok();
+    thread::Builder::new().spawn(|| drop(flush)).map(|thread| thread.join().ok()).ok();
     ended.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
@@ -102,10 +127,7 @@ pub async fn listen(
     // Whoever wants to know reads it.
     writeln!(io::stdout(), "listening on http://{}", listener.local_addr()?).ok();
     let routes = Routes::default();
-    tokio::select! {
-        served = serve(listener, routes.clone(), patience) => Ok(served?),
-        ended = model(&routes) => ended,
-    }
+    serve(listener, routes.clone(), patience, model(&routes)).await
 }
 
 /// Milliseconds.

@@ -9,7 +9,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::future::pending;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,17 +20,17 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures_util::future::try_join_all;
-use gpu_await::{Batcher, Error, ErrorKind, Partition, Result};
-use gpu_await_worker::{PausedLimit, Worker};
+use gpu_await::{Batcher, Device, Error, ErrorDetail, ErrorKind, Partition, Result};
+use gpu_await_worker::{PausedLimit, Worker, gpu_named};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::isolated::{self, Process};
 use crate::kernels::Launches;
-use crate::metrics::{METRICS, Watched, with_metrics};
+use crate::metrics::{METRICS, Watched, log_failure, with_metrics};
 use crate::model::{Lane, Model, Shape};
-use crate::program::{Failed, Place, up_to};
+use crate::program::{Failed, Place, off_executor, up_to};
 use crate::weights::{Config, Folder};
 
 /// Texts of a request, at most.
@@ -39,9 +38,9 @@ pub const MOST_TEXTS: usize = 64;
 const MAX_WAITING: usize = 4096;
 /// What an embedding is that is none.
 pub const NOT_FINITE: &str = "not finite: weights or f16 range";
-/// Answers that are the numbers' bytes.
 /// How long the end of the program waits for that of its process, which is killed.
 const GONE: Duration = Duration::from_secs(2);
+/// Answers that are the numbers' bytes.
 const RAW: &str = "application/octet-stream";
 
 /// How requests are served.
@@ -106,6 +105,7 @@ pub struct Text {
 
 /// A model behind batchers.
 pub(crate) struct Batchers {
+    device: Device,
     texts: Texts,
     /// In a partition of its own, if there is one.
     interactive: Option<Texts>,
@@ -135,7 +135,7 @@ impl Batchers {
             Some(own) => Some(batcher(model, max_tokens, serving, Some(own)).await?),
             None => None,
         };
-        Ok(Batchers { texts, interactive })
+        Ok(Batchers { device: device.clone(), texts, interactive })
     }
 
     pub(crate) async fn embed(&self, text: Text, waits: Option<PausedLimit>) -> Result<Vec<f32>> {
@@ -168,9 +168,15 @@ impl Service {
     ///
     /// # Errors
     /// The folder is not one of such a model; no such GPU; a system that lacks what workers need.
-    pub fn isolated(place: &Place, max_tokens: usize, serving: Serving) -> Result<Service, Failed> {
-        let config = Folder::open(&place.model)?.config;
-        let worker = isolated::begin(place, &config, max_tokens, &serving)?;
+    pub async fn isolated(
+        place: &Place,
+        max_tokens: usize,
+        serving: Serving,
+    ) -> Result<Service, Failed> {
+        let Place { model, device, .. } = place.clone();
+        let open = move || Ok::<_, Failed>((Folder::open(&model)?.config, gpu_named(&device)?));
+        let (config, gpu) = off_executor(open).await??;
+        let worker = isolated::begin(place, gpu, &config, max_tokens, &serving)?;
         let compute = Compute::Isolated(worker, Duration::from_millis(serving.gpu_limit_ms as u64));
         Ok(Service::of(compute, &config, max_tokens, &serving))
     }
@@ -185,11 +191,15 @@ impl Service {
         }
     }
 
-    /// Waits until nothing computes any more, and says why: the worker is given up.
+    /// Waits until nothing computes any more, and says why: the device is lost, or the worker is given up.
     pub async fn lost(&self) -> Failed {
-        let Compute::Isolated(worker, _) = &self.compute else { return pending().await };
-        let error = worker.ended().await;
-        format!("{error}\n{}", worker.log()).into()
+        match &self.compute {
+            Compute::Here(batchers) => batchers.device.lost().await.into(),
+            Compute::Isolated(worker, _) => {
+                let error = worker.ended().await;
+                format!("{error}\n{}", worker.log()).into()
+            }
+        }
     }
 
     /// Ends the process of `--isolate`, and waits until it is gone.
@@ -206,7 +216,12 @@ impl Service {
             Compute::Isolated(worker, limit) => {
                 let call = worker.call(&text).key(&text.ids).idempotent();
                 let answer = call.deadline(text.patience).within(*limit).await?;
-                answer.map_err(|reason| Failure(StatusCode::SERVICE_UNAVAILABLE, reason))
+                answer.map_err(|(reason, is_refusal)| {
+                    if is_refusal {
+                        log_failure(&reason);
+                    }
+                    Failure(StatusCode::SERVICE_UNAVAILABLE, reason)
+                })
             }
         }
     }
@@ -397,6 +412,11 @@ async fn answer(
 /// What a client gets in place of an answer: `{"error": ".."}`, with `retry-after` if the status is 503.
 pub struct Failure(pub StatusCode, pub String);
 
+/// Whether the system refuses a thread: a 503 that the log has.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(error.detail(), ErrorDetail::NoThread { .. })
+}
+
 impl From<JsonRejection> for Failure {
     fn from(refused: JsonRejection) -> Failure {
         Failure(refused.status(), refused.body_text())
@@ -405,6 +425,9 @@ impl From<JsonRejection> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
+        if is_refusal(&error) {
+            log_failure(&error.to_string());
+        }
         let status = match error.kind() {
             ErrorKind::Overloaded
             | ErrorKind::TimedOut
@@ -418,6 +441,9 @@ impl From<Error> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
+        if self.0 == StatusCode::INTERNAL_SERVER_ERROR {
+            log_failure(&self.1);
+        }
         let answer = (self.0, Json(json!({ "error": self.1 })));
         match self.0 {
             StatusCode::SERVICE_UNAVAILABLE => {

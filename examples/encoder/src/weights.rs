@@ -21,8 +21,8 @@ pub enum LoadError {
     Json(#[from] serde_json::Error),
     #[error("config.json: `{field}` is {found}; this program has {supported}")]
     Config { field: &'static str, found: String, supported: String },
-    #[error("model.safetensors: {0}")]
-    Header(#[from] SafeTensorError),
+    #[error("{}: {error}", path.display())]
+    Header { path: PathBuf, error: SafeTensorError },
     #[error("no tensor `{tensor}`, nor `{prefix}{tensor}`")]
     Missing { tensor: String, prefix: &'static str },
     #[error("tensor `{tensor}` has the shape {found:?}; the config makes it {expected:?}")]
@@ -31,6 +31,8 @@ pub enum LoadError {
     Dtype { tensor: String, found: Dtype },
     #[error("{0}")]
     Device(#[from] gpu_await::Error),
+    #[error("{0}")]
+    Thread(#[from] std::io::Error),
 }
 
 /// What `config.json` says.
@@ -166,7 +168,8 @@ impl<C: ModelConfig> Folder<C> {
         // SAFETY: nobody writes the file of a model that is being served; whoever did would change weights, which any bits are.
         let file = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| named(path, error))?;
 
-        let (header_len, tensors) = SafeTensors::read_metadata(&file)?;
+        let (header_len, tensors) = SafeTensors::read_metadata(&file)
+            .map_err(|error| LoadError::Header { path: path.clone(), error })?;
         Ok(Folder { config, file, tensors, start: 8 + header_len })
     }
 

@@ -4,15 +4,21 @@ mod naive;
 #[path = "../../../encoder/tests/encoder/tiny.rs"]
 mod tiny;
 
+use std::future::pending;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use decoder::{
     Broken, Decoder, Folder, Launches, Limits, LoadError, Model, Refused, Request, Row, Sampling,
     Step, Steps, router,
 };
-use gpu_await::Device;
 use gpu_await::half::f16;
+use gpu_await::{Device, testing};
 use naive::{Tiny, VOCABULARY, largest};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -330,6 +336,17 @@ fn other_models_are_refused() {
     }
 }
 
+/// All of an answer.
+async fn ask(address: SocketAddr, path: &str, body: &str) -> Result<String, Failed> {
+    let head = "HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    let request = format!("{path} {head}content-length: {}\r\n\r\n{body}", body.len());
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_come_as_lines() -> Result<(), Failed> {
     let tiny = Tiny::new("lines", "", "F32")?;
@@ -337,18 +354,9 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let routes = Arc::new(OnceLock::from(router(decoder)));
-    tokio::spawn(encoder::serve(listener, routes, std::time::Duration::from_secs(60)));
-    let ask = async |path: &str, body: &str| {
-        let head =
-            "HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-type: application/json\r\n";
-        let request = format!("{path} {head}content-length: {}\r\n\r\n{body}", body.len());
-        let mut stream = TcpStream::connect(address).await?;
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok::<_, Failed>(answer)
-    };
-    let post = async |body: &str| ask("POST /generate", body).await;
+    let patience = Duration::from_secs(60);
+    tokio::spawn(encoder::serve(listener, routes, patience, pending()));
+    let post = async |body: &str| ask(address, "POST /generate", body).await;
     let answer = post(r#"{"ids": [3, 14, 15], "new": 5}"#).await?;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let mut rest = answer.as_str();
@@ -363,7 +371,7 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
         assert!(answer.contains(r#"{"error":""#), "{answer}");
     }
-    let metrics = ask("GET /metrics", "").await?;
+    let metrics = ask(address, "GET /metrics", "").await?;
     for line in [
         "model_tokens_total 5",
         "model_requests_total{outcome=\"200\"} 1",
@@ -374,6 +382,74 @@ async fn tokens_come_as_lines() -> Result<(), Failed> {
         "model_blocks_used 0",
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
+    }
+    Ok(())
+}
+
+/// Its worker is idle.
+#[tokio::test]
+async fn a_lost_device_ends_the_worker() -> Result<(), Failed> {
+    let tiny = Tiny::new("lost", "", "F32")?;
+    let (faults, handle) = testing::faults();
+    let folder = Arc::new(Folder::open(tiny.folder())?);
+    let model = Model::<f32>::load(&testing::host_with(faults), &folder).await?;
+    let (decoder, worker) = Decoder::new(&model, LIMITS, false).await?;
+    handle.lose_device("unplugged");
+    let lost = tokio::time::timeout(Duration::from_secs(60), worker).await?.err();
+    assert!(lost.is_some_and(|lost| lost.to_string().contains("unplugged")));
+    assert!(!decoder.is_serving());
+    Ok(())
+}
+
+/// A server, killed when this is dropped.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).expect("it is a child");
+    }
+}
+
+/// One for the graphs of a new shape.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_thread_fails_its_requests() -> Result<(), Failed> {
+    let tiny = Tiny::new("threads", "", "F32")?;
+    let mut server = Command::new(env!("CARGO_BIN_EXE_decoder"));
+    server.args(["--device", "host", "--dtype", "f32", "--model"]).arg(tiny.folder());
+    // More than the C library keeps of threads that have ended.
+    server.args(["serve", "--addr", "127.0.0.1:0"]).env("RUST_MIN_STACK", "67108864");
+    let mut server = Server(server.stdout(Stdio::piped()).spawn()?);
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().ok_or("it is piped")?).read_line(&mut line)?;
+    let address = line.trim().strip_prefix("listening on http://").ok_or("no address")?.parse()?;
+    while !ask(address, "GET /healthz", "").await?.contains(" 200 ") {
+        tokio::task::yield_now().await;
+    }
+    let pid = server.0.id().to_string();
+    let limit = |most: String| {
+        let limit = ["--pid", &pid, &format!("--as={most}:")];
+        assert!(Command::new("prlimit").args(limit).status()?.success());
+        Ok::<_, Failed>(())
+    };
+    let mut refused = None;
+    // Where a thread of the start ends late, the first ones get theirs.
+    for len in (2..100).step_by(16) {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let size =
+            status.lines().find_map(|line| line.strip_prefix("VmSize:")?.strip_suffix(" kB"));
+        let size: u64 = size.ok_or("it has a size")?.trim().parse()?;
+        limit(((size << 10) + (16 << 20)).to_string())?;
+        let request = json!({ "ids": vec![3; len], "new": 3 }).to_string();
+        if ask(address, "POST /generate", &request).await?.contains("refuses a thread") {
+            refused = Some((len, request));
+            break;
+        }
+    }
+    limit("unlimited".into())?;
+    let (len, request) = refused.ok_or("no thread was refused")?;
+    let answer = ask(address, "POST /generate", &request).await?;
+    for token in tiny.greedy(&vec![3; len], 3) {
+        assert!(answer.contains(&format!("\n{token}\n")), "{answer}");
     }
     Ok(())
 }

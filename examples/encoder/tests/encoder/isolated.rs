@@ -150,7 +150,7 @@ async fn a_drain_waits_for_the_process() -> Result<(), Failed> {
     signal("-CONT", worker)?;
     assert_eq!(embeddings(asked.await??)?, known);
     let (status, log) = server.ended().await?;
-    assert!(status.success() && log.contains("asked to end"), "{log}");
+    assert!(status.success() && log.contains("ending: 1 connections"), "{log}");
     assert!(!std::fs::exists(format!("/proc/{worker}"))?, "it was waited for");
     Ok(())
 }
@@ -236,5 +236,126 @@ async fn a_model_that_no_process_has_ends_the_server() -> Result<(), Failed> {
     let (server, _) = Program::serve(&tiny, &["--isolate"])?;
     let (status, log) = server.ended().await?;
     assert!(status.code() == Some(1) && log.contains(&error), "{log}");
+    Ok(())
+}
+
+/// Its config is a pipe that nobody writes.
+fn blocked(name: &str) -> Result<(Tiny, Vec<u8>), Failed> {
+    let tiny = Tiny::new(name, "", "F32")?;
+    let path = tiny.folder().join("config.json");
+    let config = std::fs::read(&path)?;
+    std::fs::remove_file(&path)?;
+    assert!(Command::new("mkfifo").arg(&path).status()?.success());
+    Ok((tiny, config))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_blocks_is_loading() -> Result<(), Failed> {
+    for way in [&[][..], &["--isolate"]] {
+        let (tiny, _) = blocked("blocked")?;
+        let (server, address) = Program::serve(&tiny, way)?;
+        until_it_says(address, "/healthz", "the model is loading").await?;
+        signal("-TERM", server.0.id())?;
+        let (status, log) = server.ended().await?;
+        assert!(status.success(), "{way:?}: {log}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_outside_of_handlers_are_counted() -> Result<(), Failed> {
+    let (tiny, config) = blocked("counted")?;
+    let (_server, address) = Program::serve(&tiny, &["--client-timeout", "500"])?;
+    assert_eq!(post(address, json!({ "ids": [[5]] })).await?.0, 503);
+    std::fs::write(tiny.folder().join("config.json"), config)?;
+    until_it_says(address, "/healthz", " 200 ").await?;
+    let head = "HTTP/1.1\r\nhost: here\r\nconnection: close";
+    let ask = async |what: &str, rest: &str| {
+        exchange(address, &format!("{what} {head}\r\n{rest}")).await.map(|(status, _)| status)
+    };
+    assert_eq!(ask("GET /", "\r\n").await?, 404);
+    assert_eq!(ask("GET /embed", "\r\n").await?, 405);
+    // Of what is announced nothing comes.
+    assert_eq!(ask("POST /embed", "content-length: 2097153\r\n\r\n").await?, 413);
+    assert_eq!(ask("POST /embed", "content-length: 2097152\r\n\r\n").await?, 408);
+    let mut stream = TcpStream::connect(address).await?;
+    let broken_off = format!("POST /embed {head}\r\ncontent-length: 9\r\n\r\n[");
+    stream.write_all(broken_off.as_bytes()).await?;
+    stream.shutdown().await?;
+    until_it_says(address, "/metrics", "outcome=\"400\"} 1\n").await?;
+    let metrics = get(address, "/metrics").await?;
+    let mut counted: Vec<_> =
+        metrics.lines().filter_map(|line| line.strip_prefix("model_requests_total")).collect();
+    counted.sort_unstable();
+    let expected = [400, 404, 405, 408, 413, 503].map(|it| format!("{{outcome=\"{it}\"}} 1"));
+    assert_eq!(counted, expected);
+    Ok(())
+}
+
+/// The log says that requests fail, and that they do no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_thread_fails_its_request() -> Result<(), Failed> {
+    for way in [&[][..], &["--isolate"]] {
+        let tiny = Tiny::new("threads", "", "F32")?;
+        let (server, address) = Program::serve_with(&tiny, way, |command| {
+            // More than the C library keeps of threads that have ended.
+            command.env("RUST_MIN_STACK", "67108864");
+        })?;
+        until_it_says(address, "/healthz", " 200 ").await?;
+        let pid = if way.is_empty() { server.0.id() } else { server.worker().await? };
+        // Threads of the start have ended, whose memory would be free.
+        let mut same = (0, 0);
+        until(async || {
+            let size = size_kb(pid).ok()?;
+            same = if same.0 == size { (size, same.1 + 1) } else { (size, 0) };
+            (same.1 == 200).then_some(())
+        })
+        .await?;
+        // Less than a stack.
+        limit_memory(pid, &(((same.0 << 10) + (16 << 20)).to_string()))?;
+        for _ in 0..2 {
+            let (status, answer) = post(address, json!({ "ids": [[5]] })).await?;
+            assert_eq!(status, 503, "{answer}");
+        }
+        limit_memory(pid, "unlimited")?;
+        // Until then a good answer may be one between two failures.
+        sleep(Duration::from_millis(1100)).await;
+        embeddings(post(address, json!({ "ids": [[5]] })).await?)?;
+        signal("-TERM", server.0.id())?;
+        let (status, log) = server.ended().await?;
+        assert!(status.success(), "{log}");
+        for line in ["WARN encoder::metrics: requests fail: the system refuses", "answered again"] {
+            assert_eq!(log.matches(line).count(), 1, "{log}");
+        }
+    }
+    Ok(())
+}
+
+fn size_kb(pid: u32) -> Result<u64, Failed> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.strip_suffix(" kB"));
+    Ok(size.ok_or("it has a size")?.trim().parse()?)
+}
+
+fn limit_memory(pid: u32, most: &str) -> Result<(), Failed> {
+    let limit = ["--pid", &pid.to_string(), &format!("--as={most}:")];
+    assert!(Command::new("prlimit").args(limit).status()?.success());
+    Ok(())
+}
+
+/// With the cause, and no panic's status.
+#[tokio::test]
+async fn refusals_at_the_start_end_with_1() -> Result<(), Failed> {
+    let tiny = Tiny::new("refusals", "", "F32")?;
+    for (limit, stack, cause) in
+        [("8", "", "Too many open files"), ("100", "70368744177664", "WouldBlock")]
+    {
+        let serve = Program::command(&tiny, &["serve", "--addr", "127.0.0.1:0"]);
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -n $0; exec \"$@\"", limit]).arg(serve.get_program());
+        let output = limited.args(serve.get_args()).env("RUST_MIN_STACK", stack).output()?;
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && log.contains(cause), "{log}");
+    }
     Ok(())
 }

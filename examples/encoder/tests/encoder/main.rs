@@ -4,6 +4,7 @@ mod isolated;
 mod naive;
 mod tiny;
 
+use std::future::pending;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -14,12 +15,13 @@ use encoder::{
     Folder, Lane, Launches, LoadError, Model, ModelConfig as _, Routes, Service, Serving, Shape,
     router,
 };
-use gpu_await::Device;
 use gpu_await::half::f16;
+use gpu_await::{Device, testing};
 use naive::{Tiny, largest_difference};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -179,7 +181,8 @@ async fn malformed_files_name_the_tensor() -> Result<(), Failed> {
     for (name, change) in [("short", -4), ("behind", 4)] {
         let change = |bytes: &mut Vec<u8>| bytes.resize(bytes.len().wrapping_add_signed(change), 0);
         let error = refusal(&tiny(name)?, change).await?;
-        assert!(matches!(&error, LoadError::Header(_)), "{error}");
+        assert!(matches!(&error, LoadError::Header { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("-{name}/model.s")), "{error}");
     }
     // Of the first tensor: a hole behind it, or one that ends before it begins. Of the second: an overlap, a hole in front. Two of one name.
     for (name, from, to) in [
@@ -194,16 +197,16 @@ async fn malformed_files_name_the_tensor() -> Result<(), Failed> {
         ),
     ] {
         let error = refusal(&tiny(name)?, swap(from, to)).await?;
-        assert!(matches!(&error, LoadError::Header(_)), "{name}: {error}");
+        assert!(matches!(&error, LoadError::Header { .. }), "{name}: {error}");
     }
     for (name, len) in [("cut", 100), ("empty", 0), ("seven", 7), ("eight", 8)] {
         let error = refusal(&tiny(name)?, |bytes| bytes.truncate(len)).await?;
-        assert!(matches!(&error, LoadError::Header(_)), "{error}");
+        assert!(matches!(&error, LoadError::Header { .. }), "{error}");
     }
     let error = refusal(&tiny("long")?, |bytes| bytes[..8].fill(0xFF)).await?;
-    assert!(matches!(&error, LoadError::Header(_)), "{error}");
+    assert!(matches!(&error, LoadError::Header { .. }), "{error}");
     let error = refusal(&tiny("json")?, |bytes| bytes[8] = b'?').await?;
-    assert!(matches!(&error, LoadError::Header(_)), "{error}");
+    assert!(matches!(&error, LoadError::Header { .. }), "{error}");
     Ok(())
 }
 
@@ -346,12 +349,59 @@ async fn each_client_gets_an_answer_or_is_left() -> Result<(), Failed> {
     Ok(())
 }
 
+/// As when a worker is given up, whose requests have a handler.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_answered_when_the_model_ends() -> Result<(), Failed> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let (begun, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begins, opens) = (begun.clone(), gate.clone());
+    let slow = axum::routing::get(async move || {
+        begins.notify_one();
+        opens.notified().await;
+        "slow"
+    });
+    let routes = Arc::new(OnceLock::from(axum::Router::new().route("/", slow)));
+    let (ends, ended) = tokio::sync::oneshot::channel();
+    let model = async { Err(ended.await?) };
+    // On a runtime that ends with it, as the program does.
+    let served = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new()?;
+        runtime.block_on(encoder::serve(listener, routes, Duration::from_secs(60), model))
+    });
+    let asked = tokio::spawn(get(address, "/"));
+    begun.notified().await;
+    ends.send(Failed::from("given up")).map_err(|_| "nobody waits")?;
+    // Until nobody listens any more, others are accepted.
+    while TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    gate.notify_one();
+    assert!(asked.await?.is_ok_and(|answer| answer.ends_with("slow")));
+    let served = served.join().map_err(|_| "it panicked")?;
+    assert!(served.is_err_and(|error| error.to_string() == "given up"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_device_ends_the_service() -> Result<(), Failed> {
+    let tiny = Tiny::new("lost", "", "F32")?;
+    let (faults, handle) = testing::faults();
+    let folder = Arc::new(Folder::open(tiny.folder())?);
+    let model = Model::<f32>::load(&testing::host_with(faults), &folder).await?;
+    let service = Service::new(&model, 64, serving()).await?;
+    handle.lose_device("unplugged");
+    let lost = tokio::time::timeout(Duration::from_secs(60), service.lost()).await?;
+    assert!(lost.to_string().contains("unplugged"), "{lost}");
+    Ok(())
+}
+
 /// Before there is a model an orchestrator sees that, and afterwards Prometheus sees what was done.
 #[tokio::test(flavor = "multi_thread")]
 async fn loading_and_metrics() -> Result<(), Failed> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let (address, routes) = (listener.local_addr()?, Routes::default());
-    tokio::spawn(encoder::serve(listener, routes.clone(), Duration::from_secs(60)));
+    tokio::spawn(encoder::serve(listener, routes.clone(), Duration::from_secs(60), pending()));
     let get = async |path: &str| get(address, path).await;
     let answer = get("/healthz").await?;
     assert!(answer.contains(" 503 ") && answer.contains("the model is loading"), "{answer}");
@@ -404,7 +454,7 @@ async fn serve_with(service: Service, patience: Duration) -> std::io::Result<Soc
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let routes = Arc::new(OnceLock::from(router(service)));
-    tokio::spawn(encoder::serve(listener, routes, patience));
+    tokio::spawn(encoder::serve(listener, routes, patience, pending()));
     Ok(address)
 }
 
@@ -479,8 +529,17 @@ impl Program {
 
     /// A server, and where it listens.
     fn serve(model: &Tiny, arguments: &[&str]) -> Result<(Program, SocketAddr), Failed> {
+        Program::serve_with(model, arguments, |_| {})
+    }
+
+    fn serve_with(
+        model: &Tiny,
+        arguments: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Result<(Program, SocketAddr), Failed> {
         let mut server = Program::command(model, &["serve", "--addr", "127.0.0.1:0"]);
         server.args(["--patience", "60000"]).args(arguments);
+        change(&mut server);
         let mut server = Program(server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
         let mut line = String::new();
         BufReader::new(server.0.stdout.take().expect("it is piped")).read_line(&mut line)?;
