@@ -214,14 +214,14 @@ async fn a_scope_ends_with_its_future_whatever_the_way() -> Result<()> {
 async fn tasks_that_migrate_do_not_see_each_others_streams() -> Result<()> {
     let device = testing::device();
     let mut tasks = Vec::new();
-    for task in 0..32u64 {
+    for task in 0..32u32 {
         let (device, stream) = (device.clone(), device.stream()?);
         let scoped = task % 4 != 3;
         let body = {
             let (device, stream) = (device.clone(), stream.clone());
             async move {
                 let mut threads = std::collections::BTreeSet::new();
-                for round in 0..100u64 {
+                for round in 0..100u32 {
                     let expected = if scoped { &stream } else { device.default_stream() };
                     assert_eq!(device.current_stream(), *expected);
                     let x = device.full(4, task * 1000 + round).queued()?;
