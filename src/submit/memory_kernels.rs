@@ -9,6 +9,8 @@
 //! | CUDA, kernels not loaded | end the list; a graph refuses them |
 //! | host | are launches of the twins |
 //!
+//! Outside of lists, a fill is such a launch where the driver has no memset for its value (`Pattern::is_word`).
+//!
 //! They are loaded when the device is opened: later, loading would wait for all running work. Machine code is used if available: the
 //! driver's compiler would delay a machine's first device by a tenth of a second.
 
