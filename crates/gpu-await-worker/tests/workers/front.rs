@@ -114,7 +114,9 @@ fn a_front_whose_program_changes() {
 #[test]
 fn what_a_change_of_the_program_does() {
     let path = std::env::temp_dir().join(format!("gpu-await-changed-{}", std::process::id()));
-    std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+    // By another process: a fork of this one would keep the file open for writing, and what is open so is not executed.
+    let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&path).status();
+    assert!(copied.unwrap().success());
     let front = Command::new(&path)
         .args(["--exact", "front::a_front_whose_program_changes", "--nocapture"])
         .env(FRONT, &path)
