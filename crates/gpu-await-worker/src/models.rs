@@ -952,26 +952,29 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_two_writers(steps in prop::collection::vec((0..13u8, 0..4usize), 1..300)) {
+    fn never_two_writers(steps in prop::collection::vec((0..14u8, 0..4usize), 1..300)) {
         let (key, now): (Key, _) = ((None, "cache".to_owned()), Instant::now());
         let mut kept: Mutable<u64, usize> = Mutable::new();
         let mut writers = [Writer::default(); 4];
         // Which memory there is, under which number each process has it, and whose write did not end.
         let (mut makes, mut numbers, mut incarnations) = (None, [0u64; 4], [0u32; 4]);
         let (mut memory, mut died) = (None, None);
+        // Whose it is; each writer is a worker.
+        let mut worker = None;
         for (what, at) in steps {
             let by = (at, incarnations[at]);
             match what {
                 0..=2 if !writers[at].is_dead => match kept.ask(&key, by, at as u32) {
                     Given::Make(number) => {
                         prop_assert!(makes.is_none() && memory.is_none());
-                        (makes, numbers[at], died) = (Some((at, number)), number, None);
+                        (makes, numbers[at], died, worker) = (Some((at, number)), number, None, Some(at));
                     }
                     Given::Take { generation, made, died: told, memory: given } => {
                         prop_assert_eq!((Some(*given), told), (memory, died));
                         prop_assert_eq!(made, *given);
                         prop_assert!(writers.iter().all(|it| it.maps != Some(made) && it.forked != Some(made)));
-                        (writers[at].maps, numbers[at]) = (Some(made), generation);
+                        prop_assert!(worker.is_none_or(|it| it == at), "another worker's");
+                        (writers[at].maps, numbers[at], worker) = (Some(made), generation, Some(at));
                     }
                     Given::Twice => prop_assert!(writers[at].maps.is_some() || makes.is_some_and(|it| it.0 == at)),
                     Given::Wait => {}
@@ -1006,6 +1009,12 @@ proptest! {
                     }
                     makes = makes.filter(|(maker, _)| *maker != at);
                     (writers[at].maps, writers[at].is_reaped) = (None, true);
+                }
+                // The worker ends.
+                13 => {
+                    let is_its = worker == Some(at) && (memory.is_some() || makes.is_some());
+                    prop_assert!(!is_its || kept.released(at));
+                    worker = worker.filter(|it| *it != at);
                 }
                 // What it forked ends.
                 10 => writers[at].forked = None,
