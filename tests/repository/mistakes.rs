@@ -26,8 +26,14 @@ fn libraries(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The other libraries that mistakes use, of those that this crate was made with: other features of them may be there as well.
-fn others() -> &'static [(&'static str, PathBuf)] {
+/// This crate, and the other libraries that mistakes use, of those that were made with it: others of its features may be there as well.
+struct Made {
+    this: PathBuf,
+    others: Vec<(&'static str, PathBuf)>,
+}
+
+/// The newest of this crate that has all others.
+fn made() -> &'static Made {
     const SAME: [(&str, &str); 2] = [
         (
             "bytemuck",
@@ -40,24 +46,30 @@ fn others() -> &'static [(&'static str, PathBuf)] {
              pub fn ours() { theirs::<gpu_await::Stream>() }\n",
         ),
     ];
-    static FOUND: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
-    FOUND.get_or_init(|| SAME.map(|(name, same)| (name, matching(name, same))).into())
+    static FOUND: OnceLock<Made> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let whole = libraries("gpu_await").into_iter().find_map(|this| {
+            let others = SAME.map(|(name, same)| Some((name, matching(&this, name, same)?)));
+            let others = others.into_iter().collect::<Option<_>>()?;
+            Some(Made { this, others })
+        });
+        whole.expect("a library of this crate with its others")
+    })
 }
 
 /// The newest library with which a text compiles.
-fn matching(name: &'static str, same: &str) -> PathBuf {
+fn matching(this: &Path, name: &'static str, same: &str) -> Option<PathBuf> {
     let probe = std::env::temp_dir().join(format!("{name}-{}.rs", std::process::id()));
     fs::write(&probe, same).expect("a file");
     let mut all = libraries(name).into_iter();
-    let found = all.find(|library| compile(&probe, &[(name, library.clone())]).is_empty());
+    let found = all.find(|library| compile(this, &probe, &[(name, library.clone())]).is_empty());
     fs::remove_file(probe).expect("it is there");
-    found.unwrap_or_else(|| panic!("no {name} of this crate"))
+    found
 }
 
 /// What the compiler says.
-fn compile(file: &Path, others: &[(&str, PathBuf)]) -> String {
-    let library = libraries("gpu_await").swap_remove(0);
-    let folder = library.parent().expect("a folder");
+fn compile(this: &Path, file: &Path, others: &[(&str, PathBuf)]) -> String {
+    let folder = this.parent().expect("a folder");
     let is = |name: &str, library: &Path| format!("{name}={}", library.display());
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let stem = file.file_stem().expect("a name").display();
@@ -68,7 +80,7 @@ fn compile(file: &Path, others: &[(&str, PathBuf)]) -> String {
         .arg(&made)
         .arg("-L")
         .arg(format!("dependency={}", folder.display()))
-        .args(["--extern", &is("gpu_await", &library)])
+        .args(["--extern", &is("gpu_await", this)])
         .args(others.iter().flat_map(|(name, path)| ["--extern".to_owned(), is(name, path)]))
         .arg(file)
         .output()
@@ -84,7 +96,8 @@ fn complaint(file: &Path) -> Option<String> {
     let mut lines = text.lines().map(|line| line.strip_prefix("//").unwrap_or("").trim());
     let mut header = || lines.next().unwrap_or("");
     let (expected, at, note) = (header(), header(), header());
-    let said = compile(file, others());
+    let Made { this, others } = made();
+    let said = compile(this, file, others);
     let is_error = |line: &&str| line.starts_with("error") && !line.starts_with("error: aborting");
     let errors: Vec<&str> = said.lines().filter(is_error).collect();
     let good = match (&errors[..], expected) {
