@@ -885,7 +885,7 @@ impl DriverCode {
         self.code == 100 || codes::what_now(self.code).is_some()
     }
 
-    /// Whether this code means that the context is gone for good.
+    /// Whether this code means that the context can no longer be used.
     pub(crate) fn is_sticky(self) -> bool {
         matches!(
             self.code,

@@ -400,7 +400,7 @@ impl Slabs {
     }
 }
 
-/// Unregisters and unmaps memory; after a refusal it stays mapped for good.
+/// Unregisters and unmaps memory. If the driver refuses, the memory stays mapped until the process ends.
 fn unregister(backend: &dyn Backend, mapping: Mapping) -> std::result::Result<(), DriverCode> {
     // SAFETY: no block of the mapping is in use or can be handed out.
     let unregistered = unsafe { backend.unregister(HostPtr(mapping.address)) };

@@ -371,7 +371,7 @@ async fn requests_are_answered_when_the_model_ends() -> Result<(), Failed> {
     });
     let asked = tokio::spawn(get(address, "/"));
     begun.notified().await;
-    ends.send(Failed::from("given up")).map_err(|_| "nobody waits")?;
+    ends.send(Failed::from("given up")).map_err(|_| "the server has ended")?;
     // Until nobody listens any more, others are accepted.
     while TcpStream::connect(address).await.is_ok() {
         tokio::task::yield_now().await;
