@@ -12,7 +12,8 @@
 //! device. `frozen.gain_percent` is what sixteen threads that read the same eight buffers of weights
 //! gain from weights that are frozen.
 //!
-//! `fill.*` are of elements of so many bytes: 4 are the driver's memset, others a launch.
+//! `fill.*` are of elements of so many bytes: 4 are the driver's memset, others a launch. `rows.*` are copies of so many bytes
+//! of each row of so many, read and written bytes a second; in a list, and by the driver.
 //!
 //! `pageable.longest_poll_us` is the longest of all polls of the copies' futures, `poll_p999_us` what one
 //! in a thousand takes. `pageable.floor_*` are polls that only look at the clock for ten microseconds, on
@@ -30,7 +31,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use gpu_await::{
-    Device, DeviceBuffer, DeviceKind, Element, Readable, Stream, View, kernel, kernels, testing,
+    Copy2d, Device, DeviceBuffer, DeviceKind, Element, Readable, Region, Stream, View, kernel,
+    kernels, testing,
 };
 use raw::Copies;
 
@@ -166,6 +168,7 @@ impl Bench {
         self.pinned().await;
         self.allocations().await;
         self.fills().await;
+        self.rows().await;
         self.small().await;
         self.same_stream().await;
         edges();
@@ -310,24 +313,64 @@ impl Bench {
     }
 
     async fn fills(&self) {
-        self.fill([1u8, 2, 3, 4]).await;
-        self.fill([1u8, 2, 3]).await;
-        self.fill([1u8, 2, 3, 4, 5, 6, 7]).await;
-        self.fill(0.1f64.to_ne_bytes()).await;
-        self.fill([1u32, 2, 3, 4]).await;
+        self.fill("4_bytes", [1u8, 2, 3, 4], 0).await;
+        self.fill("3_bytes", [1u8, 2, 3], 0).await;
+        self.fill("7_bytes", [1u8, 2, 3, 4, 5, 6, 7], 0).await;
+        self.fill("8_bytes", 0.1f64.to_ne_bytes(), 0).await;
+        self.fill("8_bytes_off_a_line", 0.1f64.to_ne_bytes(), 1).await;
+        self.fill("16_bytes", [1u32, 2, 3, 4], 0).await;
     }
 
-    async fn fill<T: Element>(&self, value: T) {
+    /// All elements but the first `skipped`.
+    async fn fill<T: Element>(&self, name: &str, value: T, skipped: usize) {
         let stream = self.device.stream().unwrap();
         let mut x = stream.zeros::<T>(self.large / size_of::<T>()).await.unwrap();
         let mut times = Vec::new();
         for _ in 0..=self.rounds {
             let start = Instant::now();
-            stream.fill(&mut x, value).await.unwrap();
+            stream.fill(&mut x.slice_mut(skipped..).unwrap(), value).await.unwrap();
             times.push(us(start));
         }
         let rate = gb_s(self.large, median(times));
-        println!("fill.{}_bytes_gb_s {rate:.1} GB/s", size_of::<T>());
+        println!("fill.{name}_gb_s {rate:.1} GB/s");
+    }
+
+    async fn rows(&self) {
+        let stream = self.device.stream().unwrap();
+        let x = stream.zeros::<u8>(self.large).await.unwrap();
+        let mut to = stream.zeros::<u8>(self.large).await.unwrap();
+        let mut region = Region::new();
+        for (row_bytes, pitch) in [(3, 4), (4, 8), (64, 128), (1000, 1003), (1024, 2048)] {
+            let count = self.large / pitch;
+            let rows = Copy2d::new(row_bytes, count).source_pitch(pitch);
+            let [mut ours, mut listed, mut theirs] = [(); 3].map(|()| Vec::new());
+            for _ in 0..=self.rounds {
+                let start = Instant::now();
+                stream.copy_2d(&x, &mut to, rows).await.unwrap();
+                ours.push(us(start));
+                let start = Instant::now();
+                let list = stream.replay(&mut region, |q| q.copy_2d(&x, &mut to, rows));
+                list.await.unwrap();
+                listed.push(us(start));
+                if let Some(raw) = &self.raw {
+                    let ends = [x.device_ptr(), to.device_ptr()].map(raw::Device);
+                    let start = Instant::now();
+                    raw.copy_rows(0, ends, [row_bytes, count, pitch]);
+                    raw.synchronize(0);
+                    theirs.push(us(start));
+                }
+            }
+            let bytes = 2 * row_bytes * count;
+            let print = |what: &str, times: Vec<f64>| {
+                let rate = gb_s(bytes, median(times));
+                println!("rows.{what}{row_bytes}_of_{pitch}_gb_s {rate:.1} GB/s");
+            };
+            print("", ours);
+            print("listed_", listed);
+            if self.raw.is_some() {
+                print("raw_", theirs);
+            }
+        }
     }
 
     async fn allocations(&self) {

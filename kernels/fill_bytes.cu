@@ -1,12 +1,12 @@
 // fill_bytes: dst[i] = pattern[i % period] for i in 0..bytes.
 //
 // Shapes:  dst holds bytes; bytes is a multiple of period, which is 1 to 16.
-// Launch:  1-D grid, 1-D block of at least 32 threads, fewer than 2^27 threads in all (grid-stride loop, ends guarded); no dynamic shared memory.
+// Launch:  1-D grid, 1-D block of at least 128 threads, fewer than 2^27 threads in all (grid-stride loop, ends guarded); no dynamic shared memory.
 // Args:    dst         device pointer, written, aligned to anything
 //          bytes       its length; 0 touches no memory
 //          a, b, c, d  the pattern, repeated to 32 bytes, lowest byte first
 //          period      its length in bytes
-// Method:  stores of 16 aligned bytes, which are the 32 bytes shifted by where they begin in the pattern.
+// Method:  from the first line of 128 bytes on, stores of 16 bytes, which are the 32 bytes shifted by where they begin in the pattern.
 typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -26,7 +26,7 @@ extern "C" __global__ void fill_bytes(u8* dst, u64 bytes, u64 a, u64 b, u64 c, u
 #endif
     const u32 stride = gridDim.x * blockDim.x;
     const u32 first = blockIdx.x * blockDim.x + threadIdx.x;
-    u32 head = (16 - (u32)((u64)dst & 15)) & 15;
+    u32 head = (128 - (u32)((u64)dst & 127)) & 127;
     if (head > bytes) head = (u32)bytes;
     const u64 chunks = (bytes - head) / 16;
     if (first < chunks) {

@@ -312,19 +312,23 @@ impl RowCopy {
         let (to, from) = (Place::Device(to), Place::Device(from));
         RowCopy { to, to_pitch: bytes, from, from_pitch: bytes, row_bytes: bytes, rows: 1 }
     }
+
+    /// Whether there is nothing between its rows.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let RowCopy { to_pitch, from_pitch, row_bytes, rows, .. } = *self;
+        rows == 1 || (to_pitch == row_bytes && from_pitch == row_bytes)
+    }
+
+    /// The bytes from the start of the first row to the end of the last.
+    pub(crate) fn extent(&self, pitch: u64) -> u64 {
+        (self.rows - 1) * pitch + self.row_bytes
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     Device(DevicePtr),
     Host(HostPtr),
-}
-
-impl RowCopy {
-    /// The bytes from the start of the first row to the end of the last.
-    pub(crate) fn extent(&self, pitch: u64) -> u64 {
-        (self.rows - 1) * pitch + self.row_bytes
-    }
 }
 
 /// A device's driver calls.

@@ -105,6 +105,30 @@ impl Copies {
         ok(unsafe { sys::cuMemcpyDtoHAsync_v2(to, from.0, bytes, self.streams[stream]) });
     }
 
+    /// The first `row_bytes` of each of `rows` rows that are `pitch` apart, one behind the other.
+    pub(crate) fn copy_rows(
+        &self,
+        stream: usize,
+        [from, to]: [Device; 2],
+        [row_bytes, rows, pitch]: [usize; 3],
+    ) {
+        let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: device,
+            srcDevice: from.0,
+            srcPitch: pitch,
+            dstMemoryType: device,
+            dstDevice: to.0,
+            dstPitch: row_bytes,
+            WidthInBytes: row_bytes,
+            Height: rows,
+            // SAFETY: integers and pointers, for which zero is the documented default.
+            ..unsafe { std::mem::zeroed() }
+        };
+        // SAFETY: the callers keep both ends as long as the copy runs.
+        ok(unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.streams[stream]) });
+    }
+
     /// `x *= factor` over `len` elements of `f32`, with the geometry of the crate's own kernel.
     pub(crate) fn scale(&self, stream: usize, factor: f32, x: Device, len: usize) {
         let (mut factor, mut x, mut len) = (factor, x.0, len as u64);

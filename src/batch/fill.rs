@@ -89,10 +89,10 @@ impl<'s> Queue<'s> {
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<DeviceBuffer<T>> {
         self.verb(|| {
             let pattern = self.pattern(value)?;
-            if self.writes_down() || !pattern.is_word(DevicePtr::NULL) {
+            if self.writes_down() {
                 return self.make_filled("full", len, pattern, len as u64);
             }
-            let fill = |raw: &Raw<'_>, ptr, _| Ok(raw.fill(ptr, pattern, len as u64)?);
+            let fill = |raw: &Raw<'_>, ptr, _| self.put_fill(raw, ptr, pattern, len as u64);
             Ok(self.make(|| Footprint::new("full"), len, true, fill)?)
         })
     }

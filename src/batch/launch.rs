@@ -66,7 +66,7 @@ impl<'s> Queue<'s> {
         self.writer.is_some()
     }
 
-    /// Fills memory of the footprint with `count` patterns; as a launch where launches are recorded, and where no memset is as fast.
+    /// Fills memory of the footprint with `count` patterns; as a launch where launches are recorded.
     pub(super) fn submit_fill(
         &self,
         footprint: &mut Footprint<'_>,
@@ -74,23 +74,41 @@ impl<'s> Queue<'s> {
         pattern: Pattern,
         count: u64,
     ) -> Result<(), SubmitError> {
-        let is_launch = self.writes_down() || !pattern.is_word(to);
-        let kernels = is_launch.then(|| MemoryKernels::of(self.home));
+        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
             Some(fill) => self.submit_launch(footprint, &fill.launch()),
             None => {
-                self.submit(footprint, 1, &mut |raw| Ok(raw.fill(to, pattern, count)?)).map(|_| ())
+                let fill = &mut |raw: &Raw<'_>| self.put_fill(raw, to, pattern, count);
+                self.submit(footprint, 1, fill).map(|_| ())
             }
         }
     }
 
-    /// Copies rows between memory of the footprint, all of it on this device; where launches are recorded, as a launch.
+    /// Puts a fill on the stream; as a launch where no memset is as fast.
+    pub(super) fn put_fill(
+        &self,
+        raw: &Raw<'_>,
+        to: DevicePtr,
+        pattern: Pattern,
+        count: u64,
+    ) -> Result<(), Refusal> {
+        let kernels = (!pattern.is_word(to)).then(|| MemoryKernels::of(self.home));
+        match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
+            Some(fill) => fill.put(raw)?,
+            None => raw.fill(to, pattern, count)?,
+        }
+        Ok(())
+    }
+
+    /// Copies rows between memory of the footprint, all of it on this device; as a launch where launches are recorded, and where there are
+    /// gaps between rows, with which the driver's copies take up to three hundred times as long.
     pub(super) fn submit_copy(
         &self,
         footprint: &mut Footprint<'_>,
         copy: &RowCopy,
     ) -> Result<(), SubmitError> {
-        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
+        let is_launch = self.writes_down() || !copy.is_contiguous();
+        let kernels = is_launch.then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
             Some(copy) => self.submit_launch(footprint, &copy.launch()),
             None => self.submit(footprint, 1, &mut |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
@@ -180,10 +198,7 @@ impl<'s> Queue<'s> {
         }
         let op = footprint.name();
         let KernelLaunch { function, shape, args, .. } = launch;
-        let calls = &mut |raw: &Raw<'_>| {
-            let launched = raw.launch(function, shape, args.arguments());
-            launched.map_err(|code| raw.launch_refused(code))
-        };
+        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
         let ticket = self.note(self.submit_now::<true>(footprint, 1, calls))?;
         op.told(self.stream, ticket);
         Ok(())

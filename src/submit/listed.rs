@@ -123,7 +123,6 @@ impl Listed for List {
         match put {
             Ok(()) => commands,
             Err((at, code)) => {
-                stream.overlap.demand_full(stream.progress.timeline.submitted() + 1);
                 self.refuse(stream, at, code.into());
                 at as u32
             }

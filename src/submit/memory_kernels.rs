@@ -9,7 +9,8 @@
 //! | CUDA, kernels not loaded | end the list; a graph refuses them |
 //! | host | are launches of the twins |
 //!
-//! Outside of lists, a fill is such a launch where the driver has no memset for its value (`Pattern::is_word`).
+//! Outside of lists, a fill is such a launch where the driver has no memset for its value (`Pattern::is_word`), a copy where there are gaps between its
+//! rows (`RowCopy::is_contiguous`).
 //!
 //! They are loaded when the device is opened: later, loading would wait for all running work. Machine code is used if available: the
 //! driver's compiler would delay a machine's first device by a tenth of a second.
@@ -28,14 +29,19 @@ use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
 
 use super::code::{KernelCode, KernelLaunch};
+use super::raw::Raw;
 
 pub(crate) mod pieces;
 
-/// Threads per block, and the most blocks per grid: enough to fill a large GPU.
+/// Threads per block, and the most blocks of a fill: enough to occupy a large GPU.
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 1024;
-/// The driver's limit on a grid's second dimension.
-const MOST_ROWS: u64 = 65535;
+/// The most blocks of a copy: shorter ones hide each other's loads. `benches/results/fills.txt`
+const MOST_COPY_BLOCKS: u64 = 32 << 10;
+/// The rows that a thread of `copy_rows.cu` loads at once.
+const ROWS_AT_ONCE: u64 = 4;
+/// From this length on, rows that nothing aligns are copied by words; shorter ones faster by bytes.
+const LONG_UNALIGNED: u64 = 256;
 
 pub(crate) struct MemoryKernels {
     fill: Option<Arc<MemoryKernel>>,
@@ -125,10 +131,17 @@ impl MemoryKernel {
         Some(Arc::new(MemoryKernel { engine: engine.clone(), name, function, module }))
     }
 
-    fn with(self: &Arc<Self>, blocks: u64, rows: u64, args: ArgBlock) -> MemoryLaunch<'_> {
+    /// A launch of so many blocks and of so many threads in each, along a row and from row to row.
+    fn with(
+        self: &Arc<Self>,
+        blocks: [u64; 2],
+        threads: [u64; 2],
+        args: ArgBlock,
+    ) -> MemoryLaunch<'_> {
+        let dim = |[x, y]: [u64; 2]| [x as u32, y as u32, 1];
         let grid = Grid {
-            grid_dim: [blocks.min(MOST_BLOCKS) as u32, rows.min(MOST_ROWS) as u32, 1],
-            block_dim: [THREADS, 1, 1],
+            grid_dim: dim(blocks),
+            block_dim: dim(threads),
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
@@ -200,6 +213,10 @@ impl MemoryLaunch<'_> {
         let MemoryLaunch { kernel, shape, args } = self;
         KernelLaunch::new(kernel, &kernel.function, *shape, args)
     }
+
+    pub(crate) fn put(&self, raw: &Raw<'_>) -> DriverResult<()> {
+        raw.launch(&self.kernel.function, &self.shape, self.args.arguments())
+    }
 }
 
 impl MemoryKernels {
@@ -221,8 +238,8 @@ impl MemoryKernels {
         args.push_value(&bytes.to_ne_bytes());
         repeated.chunks_exact(8).for_each(|word| args.push_value(word));
         args.push_value(&(short.len as u32).to_ne_bytes());
-        let blocks = bytes.div_ceil(16 * u64::from(THREADS));
-        Some(kernel.with(blocks, 1, args))
+        let blocks = bytes.div_ceil(16 * u64::from(THREADS)).min(MOST_BLOCKS);
+        Some(kernel.with([blocks, 1], [THREADS.into(), 1], args))
     }
 
     /// The launch that copies rows within the device's memory; `None` for rows on the host.
@@ -230,22 +247,30 @@ impl MemoryKernels {
         let kernel = self.copy.as_ref()?;
         let (Place::Device(to), Place::Device(from)) = (copy.to, copy.from) else { return None };
         let RowCopy { to_pitch, from_pitch, mut row_bytes, mut rows, .. } = *copy;
-        if to_pitch == row_bytes && from_pitch == row_bytes {
+        if copy.is_contiguous() {
             (row_bytes, rows) = (row_bytes * rows, 1);
         }
         let pitches = if rows == 1 { 0 } else { to_pitch | from_pitch };
+        // What a narrow row has behind its last unit would take it as long again.
+        let length = if row_bytes < LONG_UNALIGNED { row_bytes } else { 0 };
         // The largest power of two that divides all of them and 16.
-        let unit = 1u32 << (to.0 | from.0 | pitches | 16).trailing_zeros();
-        let extent = |pitch: u64| (rows - 1) * pitch + row_bytes;
+        let unit = 1u64 << (to.0 | from.0 | pitches | length | 16).trailing_zeros();
+        let (unit, units) = match unit {
+            1 if row_bytes >= LONG_UNALIGNED => (0, row_bytes.div_ceil(8) + 1),
+            unit => (unit, row_bytes.div_ceil(unit)),
+        };
         let mut args = ArgBlock::default();
-        args.push_memory(to.0, extent(to_pitch));
-        args.push_memory(from.0, extent(from_pitch));
+        args.push_memory(to.0, copy.extent(to_pitch));
+        args.push_memory(from.0, copy.extent(from_pitch));
         for value in [to_pitch, from_pitch, row_bytes, rows] {
             args.push_value(&value.to_ne_bytes());
         }
-        args.push_value(&unit.to_ne_bytes());
-        let blocks = row_bytes.div_ceil(u64::from(unit * THREADS));
-        Some(kernel.with(blocks, rows, args))
+        args.push_value(&(unit as u32).to_ne_bytes());
+        let across = units.min(THREADS.into());
+        let down = u64::from(THREADS) / across;
+        let x = units.div_ceil(across).min(MOST_COPY_BLOCKS);
+        let y = rows.div_ceil(down * ROWS_AT_ONCE).min(MOST_COPY_BLOCKS / x);
+        Some(kernel.with([x, y], [across, down], args))
     }
 }
 

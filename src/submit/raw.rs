@@ -168,7 +168,7 @@ impl Raw<'_> {
     /// Copies rows between ranges of the footprint and lent memory.
     pub(crate) fn copy_rows(&self, copy: &RowCopy) -> DriverResult<()> {
         let RowCopy { to, from, row_bytes, rows, .. } = *copy;
-        if rows == 1 || (copy.to_pitch == row_bytes && copy.from_pitch == row_bytes) {
+        if copy.is_contiguous() {
             let bytes = rows * row_bytes;
             match (to, from) {
                 (Place::Device(to), Place::Host(from)) => {
@@ -212,10 +212,11 @@ impl Raw<'_> {
         args: Arguments<'_>,
     ) -> DriverResult<()> {
         self.noted(|note| note.launch(&shape.grid));
-        if function.waits_first() | shape.cooperative {
-            return self.launch_apart(function, shape, args);
-        }
-        self.launch_as(function, shape, args)
+        let launched = match function.waits_first() | shape.cooperative {
+            true => self.launch_apart(function, shape, args),
+            false => self.launch_as(function, shape, args),
+        };
+        launched.inspect_err(|_| self.demand_full())
     }
 
     /// Launches a kernel that waits first, and so may overlap with the launch in front of it, or a cooperative one, which overlaps with none.
@@ -247,11 +248,10 @@ impl Raw<'_> {
         Ok(())
     }
 
-    /// Has the next launch wait for everything in front of the refused one.
+    /// Has the next launch wait for everything in front of a refused one.
     #[cold]
-    pub(crate) fn launch_refused(&self, code: DriverCode) -> Refusal {
+    fn demand_full(&self) {
         self.stream.overlap.demand_full(self.stream.progress.timeline.submitted() + 1);
-        code.into()
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 
 use gpu_await::{Completion, Copy2d, Device, ErrorKind, Image, LaunchConfig, Module, Result};
 
-use super::{Live, async_under_the_stand_in, soon};
+use super::{Live, async_under_the_stand_in, eventually, soon};
 use stand_in_cuda::StandIn;
 
 /// How much of which kind may be left.
@@ -100,7 +100,9 @@ async fn work(device: &Device) -> Result<()> {
     soon(end.done()).await?;
     end.elapsed_since(&start)?;
     soon(b.upload_into(host, &mut y)).await?;
-    a.copy_2d(&x, &mut y, Copy2d::new(10, 10).source_pitch(50)).queued()?;
+    let rows = Copy2d::new(10, 10).source_pitch(50);
+    a.copy_2d(&x, &mut y, rows).queued()?;
+    soon(a.download_2d(&x, a.pinned(500)?, rows)).await?;
     let z = soon(b.upload_staged(vec![3u32; 50_000])).await?;
     assert_eq!(soon(a.download_staged(&z)).await?, [3; 50_000]);
     device.memory()?;
@@ -121,10 +123,12 @@ async fn again(device: &Device) -> Result<()> {
     soon(device.done()).await
 }
 
-/// How often a call is made in a tour.
+/// How often a call is made in a tour, the end of its device included.
 async fn times(driver: &StandIn, mode: Completion, call: &str) -> u64 {
+    let before = Live::settled(driver).of("context");
     driver.clear();
     soon(tour(driver, mode)).await.expect("nothing fails");
+    eventually("the context is given back", || driver.live("context") <= before);
     driver.names().iter().filter(|name| *name == call).count() as u64
 }
 
@@ -144,6 +148,10 @@ async fn fail(
     if left.is_some() {
         before.comes_back(driver, &[], "a tour without failures");
     }
+    assert!(
+        times > 0 || (call == "cuStreamWriteValue64_v2" && mode != Completion::Word),
+        "{mode:?}: {call}"
+    );
     for nth in (1..=times).filter(|nth| *nth <= 6 || nth.is_multiple_of(7)).take(9) {
         let context =
             format!("{mode:?}: {call} {nth} returns {code}, after effect: {after_effect}");
