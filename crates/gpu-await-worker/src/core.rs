@@ -20,7 +20,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use crate::after::After;
 use crate::blame::{Blamed, Keys};

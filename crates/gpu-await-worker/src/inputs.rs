@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, Either};
 use gpu_await::sibling::adopt_registered;
 use gpu_await::{DeviceBuffer, Element, Op, Readable, Stream};
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 use tokio::sync::Notify;
 
 use crate::calls::CallId;

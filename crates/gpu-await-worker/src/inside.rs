@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::channel::oneshot;
 use gpu_await::sibling::Process as Whose;
-use parking_lot::{Mutex, MutexGuard};
+use gpu_await_protocol::lock::{Mutex, MutexGuard};
 
 use crate::after::{After, Timeline};
 use crate::calls::{CallId, Terms};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu_await::{SharedDescriptors, SharedInfo};
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use crate::kept::{Asked, Kept, Key, Owner};
 use crate::mutable::{Given, Mutable};

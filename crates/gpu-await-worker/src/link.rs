@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use gpu_await::SharedDescriptors;
 use gpu_await::sibling::Process;
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;

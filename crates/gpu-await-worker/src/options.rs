@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use crate::blame::{Blame, Blamed};
 use crate::error::{Error, Result};

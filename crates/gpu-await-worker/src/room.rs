@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use futures::task::AtomicWaker;
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use crate::error::Result;
 use crate::lender::Lender;

@@ -25,7 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use gpu_await_protocol::lock::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::codec::panic_text;
@@ -136,7 +136,7 @@ fn run_starts() {
         let (start, gone) = {
             let mut errands = supervisor.errands.lock();
             while errands.starts.is_empty() && errands.gone.is_empty() {
-                supervisor.more_errands.wait(&mut errands);
+                errands = supervisor.more_errands.wait(errands);
             }
             (errands.starts.pop_front(), std::mem::take(&mut errands.gone))
         };

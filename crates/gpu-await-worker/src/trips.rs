@@ -48,7 +48,8 @@ pub(crate) fn trip() {
 }
 
 /// The thread that unmapped a slab of [`RARE`] bytes last.
-pub(crate) static UNMAPPED: parking_lot::Mutex<Option<String>> = parking_lot::Mutex::new(None);
+pub(crate) static UNMAPPED: gpu_await_protocol::lock::Mutex<Option<String>> =
+    gpu_await_protocol::lock::Mutex::new(None);
 
 /// The slab of responses that one test has.
 pub(crate) const RARE: usize = 29 * 4096;

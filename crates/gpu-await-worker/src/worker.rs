@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use gpu_await_protocol::lock::Mutex;
 
 use crate::blame::{Blame, Blamed};
 use crate::codec;

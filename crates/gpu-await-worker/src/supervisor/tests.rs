@@ -58,7 +58,7 @@ fn lives(pid: u32) -> bool {
 }
 
 /// A panic between two workers ends all workers, even those of another test.
-static ONE_TEST: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+static ONE_TEST: gpu_await_protocol::lock::Mutex<()> = gpu_await_protocol::lock::Mutex::new(());
 
 #[test]
 fn a_panic_ends_one_worker() {
