@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::error::refused::AtLine;
 use crate::event::Event;
 use crate::runtime::stream_state::StreamHandle;
+use crate::runtime::traced_op::TracedWork;
 use crate::submit::{
     Calls, Footprint, KernelLaunch, MemoryKernels, Name, Raw, Recorder, Refusal, SubmitError,
     capture, submit_nothing,
@@ -94,25 +95,37 @@ impl<'s> Queue<'s> {
     ) -> Result<(), Refusal> {
         let kernels = (!pattern.is_word(to)).then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
-            Some(fill) => fill.put(raw)?,
+            Some(fill) => fill.put(raw, TracedWork::Fill, pattern.len as u64 * count)?,
             None => raw.fill(to, pattern, count)?,
         }
         Ok(())
     }
 
-    /// Copies rows between memory of the footprint, all of it on this device; as a launch where launches are recorded, and where there are
-    /// gaps between rows, with which the driver's copies take up to three hundred times as long.
+    /// Copies rows between memory of the footprint, all of it on this device; as a launch where launches are recorded.
     pub(super) fn submit_copy(
         &self,
         footprint: &mut Footprint<'_>,
         copy: &RowCopy,
     ) -> Result<(), SubmitError> {
-        let is_launch = self.writes_down() || !copy.is_contiguous();
-        let kernels = is_launch.then(|| MemoryKernels::of(self.home));
+        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
             Some(copy) => self.submit_launch(footprint, &copy.launch()),
-            None => self.submit(footprint, 1, &mut |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
+            None => {
+                let put = &mut |raw: &Raw<'_>| self.put_copy(raw, copy);
+                self.submit(footprint, 1, put).map(|_| ())
+            }
         }
+    }
+
+    /// Puts a copy on the stream; as a launch where there are gaps between rows, with which the driver's copies take up to three hundred
+    /// times as long.
+    fn put_copy(&self, raw: &Raw<'_>, copy: &RowCopy) -> Result<(), Refusal> {
+        let kernels = (!copy.is_contiguous()).then(|| MemoryKernels::of(self.home));
+        match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
+            Some(launch) => launch.put(raw, TracedWork::Copy, copy.row_bytes * copy.rows)?,
+            None => raw.copy_rows(copy)?,
+        }
+        Ok(())
     }
 
     /// Whether its launches are the list of a graph.

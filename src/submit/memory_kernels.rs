@@ -25,6 +25,7 @@ use crate::backend::{
 };
 use crate::device::home::Home;
 use crate::memory::reclaim::retired::Remnant;
+use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
 
@@ -214,8 +215,11 @@ impl MemoryLaunch<'_> {
         KernelLaunch::new(kernel, &kernel.function, *shape, args)
     }
 
-    pub(crate) fn put(&self, raw: &Raw<'_>) -> DriverResult<()> {
-        raw.launch(&self.kernel.function, &self.shape, self.args.arguments())
+    /// Puts it on the stream, as the fill or copy of so many bytes that it is.
+    pub(crate) fn put(&self, raw: &Raw<'_>, work: TracedWork, bytes: u64) -> DriverResult<()> {
+        raw.launch(&self.kernel.function, &self.shape, self.args.arguments())?;
+        raw.moved(work, bytes);
+        Ok(())
     }
 }
 

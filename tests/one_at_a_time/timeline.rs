@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use gpu_await::testing::{self, Gate};
 use gpu_await::{
-    Device, DeviceKind, GapCause, Region, Result, Stream, Trace, TracedOp, TracedWork, kernels,
+    Copy2d, Device, DeviceKind, GapCause, Region, Result, Stream, Trace, TracedOp, TracedWork,
+    kernels,
 };
 use proptest::prelude::*;
 
@@ -38,6 +39,22 @@ fn assert_in_order(op: &TracedOp) {
     assert!(completed <= seen + error, "{op:?}");
     assert!(op.woken.is_none_or(|woken| seen <= woken), "{op:?}");
     assert!(op.polled.is_none_or(|polled| op.woken.unwrap_or(seen) <= polled), "{op:?}");
+}
+
+#[tokio::test]
+async fn fills_and_copies_are_so_whoever_makes_them() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let x = stream.full(1000, 0.1_f64).queued()?;
+    let mut y = stream.full(1000, 0.2_f64).queued()?;
+    stream.fill(&mut y, 0.3).queued()?;
+    stream.copy_2d(&x, &mut y, Copy2d::new(3, 100).source_pitch(10)).queued()?;
+    stream.copy(&x, &mut y).await?;
+    let trace = device.timeline().snapshot()?;
+    let seen: Vec<_> = trace.operations().iter().map(|op| (op.work, op.bytes)).collect();
+    let fill = (TracedWork::Fill, 8000);
+    let copies = [(TracedWork::Copy, 2400), (TracedWork::Copy, 8000)];
+    assert_eq!(seen, [fill, fill, fill, copies[0], copies[1]]);
+    Ok(())
 }
 
 #[tokio::test]
