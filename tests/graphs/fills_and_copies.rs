@@ -1,4 +1,4 @@
-//! Fills and copies that are launches of a graph or a replayed batch, beside the same by the driver's own calls.
+//! Fills and copies on a stream, in a replayed batch and in a graph, beside the same on the host.
 //!
 //! Elements of every size, parts that begin anywhere, rows with gaps: what lies beside the part keeps its bytes.
 
@@ -7,6 +7,7 @@ use gpu_await::{
     Copy2d, DeviceBuffer, Element, ErrorDetail, In, InOut, Queue, Region, Result, Stream, View,
     ViewMut, testing,
 };
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 const LEN: usize = 400;
@@ -26,16 +27,38 @@ fn part() -> impl Strategy<Value = Part> {
     })
 }
 
-/// Rows, with gaps between them on either side.
-fn rows() -> impl Strategy<Value = Copy2d> {
+/// Rows with gaps between them on either side; in elements.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    width: usize,
+    height: usize,
+    /// Where the first row begins, and from row to row.
+    from: (usize, usize),
+    to: (usize, usize),
+}
+
+fn rows(most_wide: usize) -> impl Strategy<Value = Rows> {
     let gaps = (0..9_usize, 0..9_usize, 0..20_usize, 0..20_usize);
-    (1..12_usize, 1..20_usize, gaps).prop_map(|(height, width, (to_gap, from_gap, to, from))| {
-        Copy2d::new(width, height)
-            .source_start(from)
-            .source_pitch(width + from_gap)
-            .destination_start(to)
-            .destination_pitch(width + to_gap)
+    (1..12_usize, 1..most_wide, gaps).prop_map(|(height, width, (to_gap, from_gap, to, from))| {
+        Rows { width, height, from: (from, width + from_gap), to: (to, width + to_gap) }
     })
+}
+
+impl Rows {
+    fn on_device(self) -> Copy2d {
+        Copy2d::new(self.width, self.height)
+            .source_start(self.from.0)
+            .source_pitch(self.from.1)
+            .destination_start(self.to.0)
+            .destination_pitch(self.to.1)
+    }
+
+    fn on_host<T: Element>(self, from: &[T], to: &mut [T]) {
+        for row in 0..self.height {
+            let [from_at, to_at] = [self.from, self.to].map(|(start, pitch)| start + row * pitch);
+            to[to_at..to_at + self.width].copy_from_slice(&from[from_at..from_at + self.width]);
+        }
+    }
 }
 
 /// Elements whose bytes all differ, so that a byte of a wrong place shows.
@@ -49,11 +72,11 @@ fn write<T: Element>(
     q: &Queue<'_>,
     from: &View<'_, T>,
     mut to: ViewMut<'_, T>,
-    (part, rows): &(Part, Copy2d),
+    (part, rows): &(Part, Rows),
 ) -> Result<()> {
     let Part { start, len, from: begin, value } = *part;
     let some = len / 3;
-    q.copy_2d(from, &mut to, *rows)?;
+    q.copy_2d(from, &mut to, rows.on_device())?;
     q.copy(&from.slice(begin..begin + len)?, &mut to.slice_mut(start..start + len)?)?;
     q.fill(&mut to.slice_mut(start..start + some)?, element(value))?;
     // By way of memory that begins filled.
@@ -63,9 +86,24 @@ fn write<T: Element>(
     q.copy(&q.zeros::<T>(some)?, &mut to.slice_mut(..some)?)
 }
 
-fn check<T: Element>(stream: &Stream, runs: &[(Part, Copy2d)]) {
+/// The same on the host.
+fn expected<T: Element>(from: &[T], (part, rows): &(Part, Rows)) -> Vec<u8> {
+    let Part { start, len, from: begin, value } = *part;
+    let some = len / 3;
+    let mut to = vec![element::<T>(0xEE); LEN];
+    rows.on_host(from, &mut to);
+    to[start..start + len].copy_from_slice(&from[begin..begin + len]);
+    to[start..start + some].fill(element(value));
+    let mut fresh = vec![element::<T>(value.wrapping_add(1)); len];
+    fresh[..some].copy_from_slice(&from[begin..begin + some]);
+    to[LEN - len..].copy_from_slice(&fresh);
+    to[..some].fill(T::zeroed());
+    bytemuck::cast_slice(&to).to_vec()
+}
+
+fn check<T: Element>(stream: &Stream, runs: &[(Part, Rows)]) {
     let numbers: Vec<T> = (0..LEN).map(|at| element(at as u8)).collect();
-    let from = stream.upload(numbers).queued().unwrap();
+    let from = stream.upload(numbers.clone()).queued().unwrap();
     let fresh = || -> DeviceBuffer<T> { stream.upload(vec![element(0xEE); LEN]).queued().unwrap() };
     // Bytes: not every float is equal to itself.
     let whole = |buffer: &DeviceBuffer<T>| -> Vec<u8> {
@@ -87,9 +125,10 @@ fn check<T: Element>(stream: &Stream, runs: &[(Part, Copy2d)]) {
         for _ in 0..2 {
             graph.launch(stream, (&from, &mut in_graph)).queued().unwrap();
         }
-        let plain = whole(&plain);
-        for (how, found) in [("replayed", whole(&replayed)), ("in a graph", whole(&in_graph))] {
-            let differs = found.iter().zip(&plain).position(|(a, b)| a != b);
+        let expected = expected(&numbers, run);
+        let found = [("plain", &plain), ("replayed", &replayed), ("in a graph", &in_graph)];
+        for (how, found) in found {
+            let differs = whole(found).iter().zip(&expected).position(|(a, b)| a != b);
             assert_eq!(differs, None, "{how}, elements of {} bytes: {run:?}", size_of::<T>());
         }
     }
@@ -101,7 +140,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_bytes(runs in prop::collection::vec((part(), rows()), 1..6)) {
+    fn the_same_bytes(runs in vec((part(), rows(20)), 1..6)) {
         let device = testing::device();
         let stream = device.stream().unwrap();
         check::<u8>(&stream, &runs);
@@ -113,6 +152,25 @@ proptest! {
         check::<f64>(&stream, &runs);
         check::<[u8; 11]>(&stream, &runs);
         check::<[u32; 4]>(&stream, &runs);
+    }
+
+    /// Rows of bytes that nothing aligns: words, and what is left of them at both ends.
+    #[test]
+    fn long_rows(runs in vec(rows(3000), 1..20)) {
+        const LEN: usize = 12 * 3008 + 20;
+        let device = testing::device();
+        let stream = device.stream().unwrap();
+        let numbers: Vec<u8> = (0..LEN).map(|at| (at / 251 + at) as u8).collect();
+        let from = stream.upload(numbers.clone()).queued().unwrap();
+        for rows in runs {
+            let mut to = stream.full(LEN, 0xEE_u8).queued().unwrap();
+            stream.copy_2d(&from, &mut to, rows.on_device()).queued().unwrap();
+            let mut expected = vec![0xEE; LEN];
+            rows.on_host(&numbers, &mut expected);
+            let found = block_on(stream.download(&to)).unwrap();
+            let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "{rows:?}");
+        }
     }
 }
 
@@ -139,6 +197,21 @@ async fn large_memory() -> Result<()> {
     expected.rotate_left(3);
     expected[MANY - 3..].fill(0);
     assert!(stream.download(&shifted).await?[..] == expected);
+    Ok(())
+}
+
+/// More rows than the blocks of a grid take at once.
+#[tokio::test]
+async fn many_rows() -> Result<()> {
+    let rows = Rows { width: 255, height: 140_001, from: (3, 257), to: (2, 256) };
+    let numbers: Vec<u8> = (0..257 * rows.height + 3).map(|at| (at / 251 + at) as u8).collect();
+    let stream = testing::device().stream()?;
+    let from = stream.upload(numbers.clone()).queued()?;
+    let mut to = stream.full(numbers.len(), 0xEE_u8).queued()?;
+    stream.copy_2d(&from, &mut to, rows.on_device()).queued()?;
+    let mut expected = vec![0xEE; numbers.len()];
+    rows.on_host(&numbers, &mut expected);
+    assert!(stream.download(&to).await?[..] == expected);
     Ok(())
 }
 
