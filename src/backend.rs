@@ -5,6 +5,7 @@
 //! implementations: [`cuda`] drives NVIDIA GPUs, [`host`] is the CPU as a device, [`fault`] wraps either, records its calls and injects
 //! faults.
 
+mod arguments;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod event;
@@ -25,6 +26,10 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+pub use arguments::ArgBlock;
+#[cfg(feature = "cuda")]
+pub(crate) use arguments::{ArgPointers, NO_ARGS};
+pub(crate) use arguments::{ArgSlot, Arguments};
 pub(crate) use event::EventCalls;
 pub(crate) use graph::{GraphCalls, GraphEdge, KernelCall, NodeLaunch, RawGraph};
 pub(crate) use memory::{MemoryCalls, PeerMemory};
@@ -35,11 +40,7 @@ pub(crate) use shared::SharedCalls;
 #[cfg(target_os = "linux")]
 pub(crate) use shared::SharedMapping;
 pub(crate) use stream::StreamCalls;
-pub use twin::Grid;
-pub use twin::{ArgBlock, HostTwin};
-#[cfg(feature = "cuda")]
-pub(crate) use twin::{ArgPointers, NO_ARGS};
-pub(crate) use twin::{ArgSlot, Arguments};
+pub use twin::{Grid, HostTwin};
 
 use crate::error::{DriverCode, LossCause};
 

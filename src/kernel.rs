@@ -35,7 +35,7 @@ pub(crate) mod signature;
 pub(crate) mod source;
 pub(crate) mod table;
 pub(crate) mod untyped;
-mod values;
+mod value_macros;
 
 use std::cell::Cell;
 use std::fmt;

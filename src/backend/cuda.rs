@@ -25,7 +25,7 @@ mod dev_resource;
 mod event;
 mod exclusive;
 mod graph;
-mod kernel_call;
+mod kernel_chain;
 mod launch_ex;
 mod memory;
 mod module;

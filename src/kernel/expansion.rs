@@ -1,5 +1,5 @@
-//! How `kernel!` parses a declaration's arguments, and its expansion, which uses the items of `declared.rs`. [`values`](super::values)
-//! parses the types of arguments.
+//! How `kernel!` parses a declaration's arguments, and its expansion, which uses the items of `declared.rs`.
+//! [`value_macros`](super::value_macros) parses the types of arguments.
 
 /// Parses one argument after another, then expands.
 #[doc(hidden)]
