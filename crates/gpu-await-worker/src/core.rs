@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod charges;
+mod deaths;
 mod due;
 mod events;
 mod processes;
