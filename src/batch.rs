@@ -8,7 +8,8 @@
 //! | [`finish`] | how a batch becomes a future, and the outcome of work that fails when it runs |
 //! | [`launch`] | launches, which replayed batches and graphs record |
 //! | [`report`] | the outcome of lists and graphs, and why |
-//! | [`fill`] | new memory, and filling it |
+//! | [`allocate`] | new memory, and the retry where there is none |
+//! | [`fill`] | filling memory, of buffers that are made filled or are there |
 //! | [`transfer`] | copies of parts and rows |
 //! | [`pieces`] | copies of many pieces |
 //! | [`peer`] | copies between devices |
@@ -16,6 +17,7 @@
 //! | [`source`] | the host data that can be uploaded |
 #![forbid(unsafe_code)]
 
+mod allocate;
 mod fill;
 mod finish;
 pub(crate) mod graph_list;

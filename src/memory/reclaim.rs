@@ -8,6 +8,7 @@
 //! | [`prospect`] | how much memory is available, and when |
 //! | [`pressure`] | what an allocation does when it finds no memory |
 //! | [`reclaimers`] | the futures that wait for memory |
+//! | `batch/allocate.rs`, in a room below | the retry of an allocation that found no memory, or that the driver refused |
 
 pub(crate) mod allowance;
 pub(crate) mod claim;
