@@ -27,12 +27,12 @@
 
 mod captured;
 mod code;
+mod compiled_graph;
 mod devices;
 mod edges;
 mod enqueue;
 mod event_node;
 mod footprint;
-mod graph;
 mod kernel_chain;
 mod lent;
 mod list;
@@ -51,6 +51,7 @@ use std::sync::Arc;
 
 pub(crate) use self::captured::{Recorder, capture};
 pub(crate) use self::code::{KernelCode, KernelLaunch};
+pub(crate) use self::compiled_graph::{CompiledGraph, GraphCell, Kept};
 use self::devices::check_device;
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
 pub(crate) use self::edges::EdgeKind;
@@ -59,7 +60,6 @@ pub(crate) use self::event_node::EventNode;
 pub use self::footprint::Footprint;
 pub(crate) use self::footprint::Name;
 use self::footprint::{LoanPhase, Makes};
-pub(crate) use self::graph::{CompiledGraph, GraphCell, Kept};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
 pub(crate) use self::lent::SubmitError;
 use self::lent::{LentValue, LentValues};
