@@ -5,14 +5,17 @@
 //! never enters the driver, so an error can be printed on a machine without one, and after the
 //! device is lost.
 //!
-//! More than 500 lines: one enum, each variant with its facts, its message and its kind.
+//! More than 500 lines: one enum, each variant with its facts and its message.
 #![forbid(unsafe_code)]
 
 pub(crate) mod admitter;
 pub(crate) mod advice;
 mod codes;
+mod driver_code;
 pub(crate) mod foreign;
 pub(crate) mod image;
+mod kind;
+pub(crate) mod launch_limit;
 pub(crate) mod piece;
 pub(crate) mod refused;
 pub(crate) mod reservation;
@@ -26,8 +29,11 @@ use std::sync::{Arc, OnceLock};
 
 use admitter::Admitter;
 use advice::{MemoryAdvice, leaked_suffix, operation, refused_suffix, shared_suffix, within};
+pub use driver_code::DriverCode;
 use foreign::ForeignError;
 use image::{ImageProblem, NotProgrammatic, ParamLayout};
+pub use kind::ErrorKind;
+use launch_limit::{Axis, LaunchLimit, allowed};
 use piece::PieceProblem;
 use reservation::ReservationProblem;
 use shared::SharedProblem;
@@ -70,125 +76,6 @@ impl PartialEq for Error {
 }
 
 impl Eq for Error {}
-
-/// What a caller can do about an [`Error`].
-///
-/// | kind | what the caller can do |
-/// |---|---|
-/// | [`ErrorKind::InvalidCall`] | fix the call; nothing was put on the device, and its outputs cannot be read until something overwrites them |
-/// | [`ErrorKind::OutOfMemory`] | free something and retry; everything else still works. Any call can return it: an allocation, a launch that needs scratch memory, NVIDIA's libraries. Before retrying an in-place operation (`sort`, an update) call [`clear_poison`](crate::DeviceBuffer::clear_poison), see below |
-/// | [`ErrorKind::Overloaded`] | retry later |
-/// | [`ErrorKind::TimedOut`] | wait longer or give up; submitted work goes on, and work not yet submitted never runs |
-/// | [`ErrorKind::Unsupported`] | this device or driver cannot do it |
-/// | [`ErrorKind::DeviceLost`] | [`is_device_lost`](Error::is_device_lost): the process cannot get that device back: report and exit; otherwise ([`ErrorDetail::DependencyLost`]) another device is lost: make a new stream |
-/// | [`ErrorKind::Closed`] | the device was closed by [`Device::close`](crate::Device::close), the context of an adopted stream by its owner, or `main` has returned |
-/// | [`ErrorKind::Driver`] | the driver refused a valid call; its number is in the detail |
-/// | [`ErrorKind::Panicked`] | fix the closure that ran the batch or enqueued the work; other work goes on |
-/// | [`ErrorKind::Foreign`] | see the other library's error, the [`source`](std::error::Error::source) |
-///
-/// Whatever the kind, memory that a failed operation would have written or updated counts as failed until
-/// something overwrites all of it, even if nothing was put on the device, because the error may have gone
-/// unnoticed. Its readers fail with [`ErrorDetail::Upstream`], whose kind is that of the cause: code that
-/// retries by kind should check for that detail first. An in-place operation that was refused before it began
-/// can be retried after [`DeviceBuffer::clear_poison`](crate::DeviceBuffer::clear_poison).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The call itself was wrong; nothing was put on the device.
-    ///
-    /// Errors follow data, including those of refused calls: the destination counts as failed, and its readers are
-    /// refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten by a
-    /// fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it keeps part of
-    /// the destination, as a kernel's `&mut [T]` and [rows with gaps](crate::Stream::copy_2d) do: [clear the
-    /// poison](crate::DeviceBuffer::clear_poison) first.
-    InvalidCall,
-    /// Device memory or host memory ran out.
-    OutOfMemory,
-    /// Too much work is in flight, or the system refuses a thread.
-    Overloaded,
-    /// A time limit passed.
-    TimedOut,
-    /// This device, driver or build cannot do what was asked.
-    Unsupported,
-    /// A device is gone for this process: the operation's own, or, with
-    /// [`ErrorDetail::DependencyLost`], another one that its stream waits for.
-    /// [`Error::is_device_lost`] tells the two apart.
-    DeviceLost,
-    /// The device was closed, or the context of an adopted stream; or the process is ending.
-    Closed,
-    /// The driver refused a call that this crate considered valid.
-    Driver,
-    /// A closure that the caller passed panicked.
-    Panicked,
-    /// Another library refused its part; its error is the [`source`](std::error::Error::source).
-    Foreign,
-}
-
-/// A number that a CUDA driver call returned, with the name of the call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DriverCode {
-    /// The driver entry point, e.g. `cuLaunchKernel`.
-    pub call: &'static str,
-    /// The `CUresult` it returned, as a number: it may be newer than this crate.
-    pub code: i32,
-}
-
-/// A status that another library returned, with the name of the call. The source of an
-/// [`ErrorDetail::Foreign`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("{call} returned {code}{}", .name.map(|name| format!(" ({name})")).unwrap_or_default())]
-pub struct LibraryStatus {
-    /// The library's entry point, e.g. `cublasLtMatmul`.
-    pub call: &'static str,
-    /// The status, as a number: it may be newer than this crate.
-    pub code: i32,
-    /// Its name in the library's header, if this crate knows it.
-    pub name: Option<&'static str>,
-}
-
-impl LibraryStatus {
-    fn kind(&self) -> ErrorKind {
-        match self.name {
-            Some("CUBLAS_STATUS_ALLOC_FAILED" | "CUFFT_ALLOC_FAILED") => ErrorKind::OutOfMemory,
-            Some("CUBLAS_STATUS_NOT_SUPPORTED" | "CUFFT_NOT_SUPPORTED") => ErrorKind::Unsupported,
-            _ => ErrorKind::Foreign,
-        }
-    }
-}
-
-/// An axis of a grid or block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the three axes of CUDA")]
-pub enum Axis {
-    X,
-    Y,
-    Z,
-}
-
-/// The extent of a launch that an error is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LaunchLimit {
-    /// Blocks along an axis of the grid.
-    Grid(Axis),
-    /// Threads along an axis of the block.
-    Block(Axis),
-    /// Threads in a block, all axes together.
-    ThreadsPerBlock,
-    /// Threads in a block that this kernel was compiled for.
-    KernelThreadsPerBlock,
-    /// Registers of a block: those of a thread times the threads.
-    RegistersPerBlock,
-    /// Dynamic shared memory of a block, in bytes; the kernel's static shared memory is subtracted from the
-    /// limit.
-    SharedMemBytes,
-    /// Blocks along an axis of a cluster.
-    Cluster(Axis),
-    /// Blocks in a cluster, all axes together.
-    BlocksPerCluster,
-    /// Blocks that can be resident at once: all of a cooperative launch, or one cluster.
-    ResidentBlocks,
-}
 
 /// The facts of an [`Error`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -689,91 +576,6 @@ impl Error {
     }
 }
 
-impl ErrorDetail {
-    fn kind(&self) -> ErrorKind {
-        use ErrorDetail as D;
-        match self {
-            D::BadDeviceName { .. }
-            | D::BadImage { .. }
-            | D::Compile { .. }
-            | D::NoSuchKernel { .. }
-            | D::WrongParameters { .. }
-            | D::NotProgrammatic { .. }
-            | D::Precondition { .. }
-            | D::IntegerRange { .. }
-            | D::Evaluation { .. }
-            | D::LaunchLimit { .. }
-            | D::PartialCluster { .. }
-            | D::WrongDevice { .. }
-            | D::BadStream { .. }
-            | D::BadMemory { .. }
-            | D::BadTensor { .. }
-            | D::LengthMismatch { .. }
-            | D::BadPiece { .. }
-            | D::RepeatedBlock { .. }
-            | D::OutOfBounds { .. }
-            | D::WrongLength { .. }
-            | D::LiteralOutOfRange { .. }
-            | D::Misaligned { .. }
-            | D::TooLarge { .. }
-            | D::Reinterpret { .. }
-            | D::Pitch { .. }
-            | D::Ragged { .. }
-            | D::HostValue { .. }
-            | D::NotInGraph { .. }
-            | D::KeptByGraph { .. }
-            | D::Unwritten { .. }
-            | D::WrongThread { .. }
-            | D::TooFew { .. }
-            | D::Replies { .. }
-            | D::NoSuchShare { .. }
-            | D::Event { .. } => ErrorKind::InvalidCall,
-            D::NoDriver { .. }
-            | D::NotBuilt
-            | D::NoSuchDevice { .. }
-            | D::MissingSymbol { .. }
-            | D::NoCompiler { .. }
-            | D::NoLibrary { .. }
-            | D::NoImplementation { .. }
-            | D::Requires { .. }
-            | D::Unsupported { .. } => ErrorKind::Unsupported,
-            D::Reservation { problem, .. } => match problem {
-                ReservationProblem::TooMuch { .. } | ReservationProblem::Spent { .. } => {
-                    ErrorKind::OutOfMemory
-                }
-                ReservationProblem::NotNow { .. } => ErrorKind::Overloaded,
-                ReservationProblem::TooLate { .. } => ErrorKind::TimedOut,
-                ReservationProblem::Held { .. } => ErrorKind::InvalidCall,
-            },
-            D::BadShared { problem: SharedProblem::System { .. } } => ErrorKind::Overloaded,
-            D::BadShared { .. } => ErrorKind::InvalidCall,
-            D::Driver { code, .. } | D::BrokenDriver { code, .. } => code.kind(),
-            D::BadCount { .. } => ErrorKind::Driver,
-            // The cause decides what the reader can do about it.
-            D::Upstream { cause, .. } | D::Verify { cause, .. } => cause.kind(),
-            D::OutOfMemory { .. } | D::OutOfPinnedMemory { .. } | D::OutOfHostMemory { .. } => {
-                ErrorKind::OutOfMemory
-            }
-            D::BatchPanicked { .. } | D::EnqueuePanicked { .. } => ErrorKind::Panicked,
-            D::Foreign { cause, .. } => {
-                cause.downcast_ref().map_or(ErrorKind::Foreign, LibraryStatus::kind)
-            }
-            D::NoPartition { asked, all, .. } if asked > all => ErrorKind::Unsupported,
-            D::Overloaded { .. }
-            | D::TooLate { .. }
-            | D::NoThread { .. }
-            | D::NoPartition { .. } => ErrorKind::Overloaded,
-            D::Expired { remaining_us: 1.., .. } => ErrorKind::Overloaded,
-            D::TimedOut { .. } | D::Expired { .. } => ErrorKind::TimedOut,
-            D::DependencyLost { .. } | D::DeviceLost { .. } => ErrorKind::DeviceLost,
-            D::Closed { .. }
-            | D::StreamDetached { .. }
-            | D::ProcessEnding { .. }
-            | D::Forked { .. } => ErrorKind::Closed,
-        }
-    }
-}
-
 impl Error {
     /// Whether it contains an error of another library, whose drop is foreign code.
     pub(crate) fn is_foreign(&self) -> bool {
@@ -790,24 +592,6 @@ impl Error {
 impl From<ErrorDetail> for Error {
     fn from(detail: ErrorDetail) -> Self {
         Error(Arc::new(Located { detail, at: OnceLock::new() }))
-    }
-}
-
-/// 800 is the driver's answer to any call from a host function, of whatever library: the thread is wrong, not the
-/// device.
-impl From<DriverCode> for Error {
-    fn from(code: DriverCode) -> Self {
-        match code.code {
-            DriverCode::NOT_PERMITTED => {
-                let thread = "a thread where the driver permits no calls, as in a host function \
-                              (CUDA_ERROR_NOT_PERMITTED, 800)";
-                ErrorDetail::WrongThread { what: code.call, thread }.into()
-            }
-            DriverCode::NO_THREAD => {
-                ErrorDetail::NoThread { what: "a stream of a host device" }.into()
-            }
-            _ => ErrorDetail::Driver { op: None, code }.into(),
-        }
     }
 }
 
@@ -843,85 +627,6 @@ impl std::error::Error for Error {
     }
 }
 
-impl DriverCode {
-    /// Returns the code's name in `cuda.h`, if this crate knows it.
-    #[must_use]
-    pub fn name(&self) -> Option<&'static str> {
-        codes::NAMES.iter().find(|(code, _)| *code == self.code).map(|(_, name)| *name)
-    }
-
-    /// What the caller can do, whichever call returned it. Codes that mean "not on this machine, or not in this
-    /// process" and those that mean "out of memory" have kinds of their own; the rest are the driver's.
-    fn kind(self) -> ErrorKind {
-        match self.code {
-            2 => ErrorKind::OutOfMemory,
-            34 | 100 | 222 | 801 | 803 | 804 => ErrorKind::Unsupported,
-            _ => ErrorKind::Driver,
-        }
-    }
-
-    /// `CUDA_ERROR_NOT_PERMITTED`: returned by every call inside a host function.
-    pub(crate) const NOT_PERMITTED: i32 = 800;
-    pub(crate) const NOT_SUPPORTED: i32 = 801;
-    const INVALID_VALUE: i32 = 1;
-    const NOT_FOUND: i32 = 500;
-    pub(crate) const OUT_OF_MEMORY: i32 = 2;
-
-    /// `CUDA_ERROR_INVALID_HANDLE`.
-    pub(crate) const INVALID_HANDLE: i32 = 400;
-
-    /// `CUDA_ERROR_STUB_LIBRARY`: the toolkit's library for linking.
-    pub(crate) const STUB: i32 = 34;
-
-    /// Not a driver code: returned by a host device if the system refuses a thread.
-    pub(crate) const NO_THREAD: i32 = i32::MIN;
-
-    /// `CUDA_ERROR_ILLEGAL_STATE`: returned by a host device for work that its stream would never have room for.
-    pub(crate) const ILLEGAL_STATE: i32 = 401;
-
-    /// Whether this code, from opening a device, means that the driver does not work.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn says_that_the_driver_is_broken(self) -> bool {
-        self.code == 100 || codes::what_now(self.code).is_some()
-    }
-
-    /// Whether this code means that the context can no longer be used.
-    pub(crate) fn is_sticky(self) -> bool {
-        matches!(
-            self.code,
-            4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
-        )
-    }
-
-    /// Whether this code means that the driver does not support the request, and never will: a second attempt may request less.
-    pub(crate) fn is_not_known_here(self) -> bool {
-        matches!(
-            self.code,
-            DriverCode::INVALID_VALUE | DriverCode::NOT_FOUND | DriverCode::NOT_SUPPORTED
-        )
-    }
-
-    /// Whether this code may be about the context of a single, adopted stream. It is about the device's context if work outside that
-    /// stream gets it as well.
-    pub(crate) fn may_be_of_a_stream(self) -> bool {
-        matches!(self.code, 709 | 917)
-    }
-
-    /// Whether this code is about the calling thread, or a capture: it says nothing about the device.
-    pub(crate) fn is_about_the_caller(self) -> bool {
-        matches!(self.code, DriverCode::NOT_PERMITTED | 900..=909)
-    }
-}
-
-impl fmt::Display for DriverCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.name() {
-            Some(name) => write!(f, "{} returned {} ({name})", self.call, self.code),
-            None => write!(f, "{} returned {}", self.call, self.code),
-        }
-    }
-}
-
 impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -931,51 +636,12 @@ impl fmt::Display for LossCause {
     }
 }
 
-impl fmt::Display for LaunchLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LaunchLimit::Grid(axis) => write!(f, "grid_dim.{axis}"),
-            LaunchLimit::Block(axis) => write!(f, "block_dim.{axis}"),
-            LaunchLimit::Cluster(axis) => write!(f, "cluster_dim.{axis}"),
-            LaunchLimit::BlocksPerCluster => f.write_str("the number of blocks in a cluster"),
-            LaunchLimit::RegistersPerBlock => f.write_str("the number of registers of a block"),
-            LaunchLimit::ThreadsPerBlock => f.write_str("the number of threads in a block"),
-            LaunchLimit::KernelThreadsPerBlock => {
-                f.write_str("the number of threads in a block of this kernel")
-            }
-            LaunchLimit::SharedMemBytes => {
-                f.write_str("shared_mem_bytes (beside the kernel's static shared memory)")
-            }
-            LaunchLimit::ResidentBlocks => f.write_str("the number of resident blocks"),
-        }
-    }
-}
-
-impl fmt::Display for Axis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Axis::X => "x",
-            Axis::Y => "y",
-            Axis::Z => "z",
-        })
-    }
-}
-
 fn owner(expected: &str, found: &str) -> String {
     if expected != found {
         return expected.to_owned();
     }
     // A GPU that was opened more than once.
     format!("another device that was opened as {expected}: open it once, and clone that")
-}
-
-fn allowed(what: LaunchLimit, limit: u64) -> String {
-    match what {
-        // Zero is allowed as well.
-        LaunchLimit::SharedMemBytes => format!("at most {limit}"),
-        _ if limit == 0 => "smaller: the device can hold none of that shape".to_owned(),
-        _ => format!("1 to {limit}"),
-    }
 }
 
 /// The missing clause of `kernel!`, or its substitute.

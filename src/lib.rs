@@ -192,8 +192,9 @@ pub use device::stats::{Overlaps, Stats};
 pub use device::streams::StreamBuilder;
 pub use error::admitter::{Admitter, AdmitterKind};
 pub use error::advice::MemoryAdvice;
-pub use error::foreign::ForeignError;
+pub use error::foreign::{ForeignError, LibraryStatus};
 pub use error::image::{ImageProblem, NotProgrammatic, ParamLayout};
+pub use error::launch_limit::{Axis, LaunchLimit};
 pub use error::piece::PieceProblem;
 pub use error::refused::Refused;
 pub use error::reservation::ReservationProblem;
@@ -201,8 +202,7 @@ pub use error::shared::SharedProblem;
 pub use error::tensor::TensorProblem;
 pub use error::unfinished::Unfinished;
 pub use error::{
-    Axis, DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LaunchLimit, LibraryStatus,
-    LossCause, MemoryProblem, Result,
+    DriverCode, Error, ErrorDetail, ErrorKind, EventProblem, LossCause, MemoryProblem, Result,
 };
 pub use event::Event;
 pub use event::builder::EventBuilder;

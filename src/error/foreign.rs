@@ -1,10 +1,12 @@
-//! [`ForeignError`]: another library's error, carried by an [`Error`](crate::Error).
+//! [`ForeignError`]: another library's error, carried by an [`Error`](crate::Error); [`LibraryStatus`]: a number that such a library returned.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+
+use super::ErrorKind;
 
 /// An error of another library, shared. It dereferences to that error: `cause.downcast_ref::<TheirError>()`.
 ///
@@ -49,5 +51,28 @@ impl fmt::Debug for ForeignError {
 impl fmt::Display for ForeignError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&*self.0, f)
+    }
+}
+
+/// A status that another library returned, with the name of the call. The source of an
+/// [`ErrorDetail::Foreign`](crate::ErrorDetail::Foreign).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{call} returned {code}{}", .name.map(|name| format!(" ({name})")).unwrap_or_default())]
+pub struct LibraryStatus {
+    /// The library's entry point, e.g. `cublasLtMatmul`.
+    pub call: &'static str,
+    /// The status, as a number: it may be newer than this crate.
+    pub code: i32,
+    /// Its name in the library's header, if this crate knows it.
+    pub name: Option<&'static str>,
+}
+
+impl LibraryStatus {
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self.name {
+            Some("CUBLAS_STATUS_ALLOC_FAILED" | "CUFFT_ALLOC_FAILED") => ErrorKind::OutOfMemory,
+            Some("CUBLAS_STATUS_NOT_SUPPORTED" | "CUFFT_NOT_SUPPORTED") => ErrorKind::Unsupported,
+            _ => ErrorKind::Foreign,
+        }
     }
 }

@@ -20,7 +20,8 @@ use super::Core;
 use super::integers::Integer;
 use super::module::LoadedModule;
 use crate::backend::{DriverResult, Function, Grid, Limits, RawFunction};
-use crate::error::{Axis, ErrorDetail, LaunchLimit, Result};
+use crate::error::launch_limit::{Axis, LaunchLimit};
+use crate::error::{ErrorDetail, Result};
 use crate::runtime::stream_state::StreamState;
 use crate::thread::role;
 
