@@ -6,7 +6,7 @@ pub(crate) mod verbs;
 
 pub(crate) mod staged;
 
-pub(crate) mod lease;
+pub(crate) mod permit;
 pub(crate) mod reclaimed;
 pub(crate) mod scope;
 
@@ -15,7 +15,7 @@ use std::hash::{Hash, Hasher};
 use std::panic::Location;
 use std::sync::Arc;
 
-use self::lease::Lease;
+use self::permit::Permit;
 use crate::batch::queue::Queue;
 use crate::device::home::Home;
 use crate::error::refused::Here;
@@ -83,7 +83,7 @@ pub struct Stream {
     /// work.
     refused: Option<Error>,
     /// For a pool's stream: the permit that this handle and its clones hold.
-    lease: Option<Arc<Lease>>,
+    permit: Option<Arc<Permit>>,
     /// For a reservation's stream: the budget that allocations of this handle and its clones draw from.
     allowance: Option<Arc<Allowance>>,
 }
@@ -113,7 +113,7 @@ pub(crate) mod sealed {
 
 impl Stream {
     pub(crate) fn new(handle: Arc<StreamHandle>, home: Arc<Home>) -> Self {
-        Stream { handle, home, refused: None, lease: None, allowance: None }
+        Stream { handle, home, refused: None, permit: None, allowance: None }
     }
 
     /// A handle of the same stream that refuses work with `error`.
@@ -123,8 +123,8 @@ impl Stream {
     }
 
     /// A handle of the same stream that holds a permit of a pool.
-    pub(crate) fn leased(&self, lease: Lease) -> Self {
-        Stream { refused: None, lease: Some(Arc::new(lease)), ..self.clone() }
+    pub(crate) fn with_permit(&self, permit: Permit) -> Self {
+        Stream { refused: None, permit: Some(Arc::new(permit)), ..self.clone() }
     }
 
     /// A handle of the same stream whose allocations draw from `allowance`.
@@ -404,8 +404,8 @@ impl Stream {
     #[track_caller]
     #[inline]
     fn queue_for(&self, one_verb: bool) -> Queue<'_> {
-        let (refused, lease) = (self.refused.as_ref(), self.lease.as_deref());
-        Queue::new(&self.handle, &self.home, refused, lease, one_verb)
+        let (refused, permit) = (self.refused.as_ref(), self.permit.as_deref());
+        Queue::new(&self.handle, &self.home, refused, permit, one_verb)
             .drawing_from(self.allowance.as_ref())
     }
 

@@ -35,7 +35,7 @@ use crate::op::{HostValue, Values};
 use crate::runtime::MarkedPoint;
 use crate::runtime::event_pool::Marker;
 use crate::runtime::stream_state::{StreamHandle, StreamState};
-use crate::stream::lease::Lease;
+use crate::stream::permit::Permit;
 use crate::submit::{
     Calls, Footprint, LateOutcomes, Raw, Refusal, SubmitError, check_can_wait, put_list_in_front,
     submit, wrong_device,
@@ -56,8 +56,8 @@ pub struct Queue<'s> {
     pub(crate) last: Cell<u64>,
     /// Set if it accepts no work: the reason.
     pub(super) refused: Option<&'s Error>,
-    /// A lease to notify of each ticket.
-    pub(super) lease: Option<&'s Lease>,
+    /// A permit to notify of each ticket.
+    pub(super) permit: Option<&'s Permit>,
     /// The allowance that its allocations draw from.
     pub(super) draws: Option<&'s Arc<Allowance>>,
     /// Where launches are recorded before they are submitted, if anywhere.
@@ -85,7 +85,7 @@ impl<'s> Queue<'s> {
         handle: &'s Arc<StreamHandle>,
         home: &'s Arc<Home>,
         refused: Option<&'s Error>,
-        lease: Option<&'s Lease>,
+        permit: Option<&'s Permit>,
         of_one_verb: bool,
     ) -> Self {
         let (at, in_verb) = (Cell::new(Location::caller()), Cell::new(of_one_verb));
@@ -98,7 +98,7 @@ impl<'s> Queue<'s> {
             home,
             last,
             refused,
-            lease,
+            permit,
             draws,
             writer,
             at,
@@ -157,7 +157,7 @@ impl<'s> Queue<'s> {
     pub(super) fn note(&self, submitted: Result<u64, SubmitError>) -> Result<u64, SubmitError> {
         match &submitted {
             Ok(ticket) => self.note_ticket(*ticket),
-            Err(_) => self.lease.into_iter().for_each(Lease::failed),
+            Err(_) => self.permit.into_iter().for_each(Permit::failed),
         }
         submitted
     }
@@ -165,8 +165,8 @@ impl<'s> Queue<'s> {
     /// Remembers the ticket of the last submission.
     #[inline(always)]
     pub(super) fn note_ticket(&self, ticket: u64) {
-        if let Some(lease) = self.lease {
-            lease.submitted(ticket);
+        if let Some(permit) = self.permit {
+            permit.submitted(ticket);
         }
         self.last.set(ticket);
     }

@@ -9,7 +9,7 @@
 //! The pool learns of the loss or close of a device when a request enters or is polled, when a permit is released, and, while requests
 //! wait, from the device's engine, which holds a waker with a [`Weak`] reference to the pool.
 //!
-//! [`admission`](gpu_await_protocol::admission) decides which request is admitted next and which are refused; [`lease`](crate::stream::lease) returns
+//! [`admission`](gpu_await_protocol::admission) decides which request is admitted next and which are refused; [`permit`](crate::stream::permit) returns
 //! permits. A waiter is in [`acquire`]. The poller of the pool's first device calls the pool at the next [`Deadline`] of a waiter, also by a waker
 //! with a [`Weak`] reference, and the pool refuses the waiters whose time is up: a heavy one does not hold up others until its task is polled.
 //!
@@ -53,7 +53,7 @@ use crate::op::Op;
 use crate::runtime::Engine;
 use crate::runtime::clock::{Clock, Deadline};
 use crate::runtime::coop::Budget;
-use crate::stream::lease::{Lease, Permits};
+use crate::stream::permit::{Permit, Permits};
 use crate::stream::{MarkList, Marks, Stream, sealed};
 use crate::submit::wrong_device;
 use crate::thread::contain::{self, Contained};
@@ -730,7 +730,7 @@ impl PoolCore {
             return None;
         }
         let progress = stream.state().progress.clone();
-        Some(stream.leased(Lease::new(progress, number, weight, self.clone())))
+        Some(stream.with_permit(Permit::new(progress, number, weight, self.clone())))
     }
 
     /// The admitter of a share's requests, for errors.

@@ -31,7 +31,7 @@ pub(crate) trait Permits: Send + Sync {
 }
 
 /// A permit; after its drop it is released when the device has finished.
-pub(crate) struct Lease {
+pub(crate) struct Permit {
     /// The last ticket that the handles submitted; 0 before.
     last: AtomicU64,
     /// `None` once it is returned.
@@ -54,7 +54,7 @@ impl HeldPermit {
     }
 }
 
-impl Lease {
+impl Permit {
     /// A permit with that weight.
     pub(crate) fn new(
         stream: Arc<Progress>,
@@ -65,7 +65,7 @@ impl Lease {
         // ORDERING: Relaxed: a statistic.
         stream.device().permits.fetch_add(weight.into(), Ordering::Relaxed);
         let held = Some(HeldPermit { stream, permit, weight, permits });
-        Lease { last: AtomicU64::new(0), held }
+        Permit { last: AtomicU64::new(0), held }
     }
 
     /// Notes that a handle submitted `ticket`.
@@ -82,7 +82,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for Permit {
     fn drop(&mut self) {
         let last = *self.last.get_mut();
         let Some(held) = self.held.take() else { return };
