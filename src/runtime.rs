@@ -52,7 +52,7 @@ pub(crate) type Engine = self::engine::Engine<StreamState>;
 /// A stream's progress.
 pub(crate) type Progress = self::progress::Progress<StreamState>;
 /// A point on a stream.
-pub(crate) type Point = gpu_await_protocol::point::Point<Arc<Progress>>;
+pub(crate) type Point = gpu_await_protocol::timeline::Point<Arc<Progress>>;
 /// The same, with an event if one is available.
 pub(crate) type MarkedPoint = self::event_pool::MarkedPoint<Arc<Progress>>;
 /// A retired value, and the streams that use it.

@@ -26,7 +26,6 @@
 //! turn, and after a failure.
 
 mod captured;
-mod code;
 mod compiled_graph;
 mod devices;
 mod edges;
@@ -34,6 +33,7 @@ mod enqueue;
 mod event_node;
 mod footprint;
 mod kernel_chain;
+mod kernel_launch;
 mod lent;
 mod list;
 mod listed;
@@ -50,7 +50,6 @@ use std::panic::Location;
 use std::sync::Arc;
 
 pub(crate) use self::captured::{Recorder, capture};
-pub(crate) use self::code::{KernelCode, KernelLaunch};
 pub(crate) use self::compiled_graph::{CompiledGraph, GraphCell, Kept};
 use self::devices::check_device;
 pub(crate) use self::devices::{check_can_wait, check_is_there, of_dependency, wrong_device};
@@ -61,6 +60,7 @@ pub use self::footprint::Footprint;
 pub(crate) use self::footprint::Name;
 use self::footprint::{LoanPhase, Makes};
 pub use self::kernel_chain::{KernelChain, is_captured, partition_of};
+pub(crate) use self::kernel_launch::{KernelCode, KernelLaunch};
 pub(crate) use self::lent::SubmitError;
 use self::lent::{LentValue, LentValues};
 pub(crate) use self::list::{LaunchEntry, List, ListShape};

@@ -1,19 +1,16 @@
 //! Filling device memory: buffers that are made filled, and fills of memory that is there.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
-
 use super::queue::Queue;
 use crate::backend::Pattern;
 use crate::error::{ErrorDetail, Result};
 use crate::memory::buffer::DeviceBuffer;
-use crate::memory::reclaim::allowance::Allowance;
 use crate::memory::slab::{DeviceSlab, slab_len};
 use crate::memory::view::Writable;
 use crate::memory::{Element, Number};
 use crate::submit::{Footprint, Raw};
 
-impl<'s> Queue<'s> {
+impl Queue<'_> {
     /// See [`Stream::zeros`](crate::Stream::zeros).
     ///
     /// # Errors
@@ -106,12 +103,6 @@ impl<'s> Queue<'s> {
             self.submit_fill(&mut footprint, all.ptr(), pattern, count)?;
         }
         Ok(made)
-    }
-
-    /// Has the queue's allocations draw from `allowance`.
-    #[inline]
-    pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
-        Queue { draws: allowance, ..self }
     }
 
     fn pattern<T: Element>(&self, value: T) -> Result<Pattern> {

@@ -108,6 +108,12 @@ impl<'s> Queue<'s> {
         }
     }
 
+    /// Has the queue's allocations draw from `allowance`.
+    #[inline]
+    pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {
+        Queue { draws: allowance, ..self }
+    }
+
     /// `pinned`, lent to the submitted ticket (to nothing if that is 0), or handed back.
     pub(super) fn lent<T: Element>(
         &self,

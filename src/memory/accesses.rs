@@ -23,7 +23,7 @@ use crate::memory::view::Tracking;
 use crate::runtime::{Engine, MarkedPoint, Point, Progress};
 use gpu_await_protocol::block_hazards::Blocks;
 use gpu_await_protocol::hazard::{Content, Mode};
-use gpu_await_protocol::point::Track;
+use gpu_await_protocol::timeline::Track;
 
 /// Points of other streams.
 pub(crate) type Edges = SmallVec<[MarkedPoint; 2]>;

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use gpu_await_protocol::event_pool;
-use gpu_await_protocol::point::Point;
+use gpu_await_protocol::timeline::Point;
 
 use crate::backend::RawEvent;
 

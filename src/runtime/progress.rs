@@ -37,9 +37,8 @@ use crossbeam_utils::CachePadded;
 
 use crate::backend::DeviceKind;
 use crate::error::{Error, ErrorDetail, Result};
-use gpu_await_protocol::point::Track;
 use gpu_await_protocol::ready_tasks::ReadyTasks;
-use gpu_await_protocol::timeline::Timeline;
+use gpu_await_protocol::timeline::{Timeline, Track};
 use gpu_await_protocol::wait_queue::LossFlag;
 
 /// A stream's id, its tickets, and a reference to it while it exists.

@@ -12,8 +12,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use gpu_await_protocol::point::Point;
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
+use gpu_await_protocol::timeline::Point;
 
 use super::progress::{PointStream, Progress, StreamRef};
 use gpu_await_protocol::park::Inbox;

@@ -87,7 +87,7 @@ pub(crate) struct StreamState {
 }
 
 /// A point on a stream of this device or another.
-type Point = gpu_await_protocol::point::Point<Arc<Progress<StreamState>>>;
+type Point = gpu_await_protocol::timeline::Point<Arc<Progress<StreamState>>>;
 
 impl StreamState {
     /// Ticket `ticket` of this stream.

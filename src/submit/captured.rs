@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use gpu_await_protocol::sync::Mutex;
 
-use super::code::{KernelCode, KernelLaunch};
 use super::footprint::{Footprint, Name};
+use super::kernel_launch::{KernelCode, KernelLaunch};
 use super::lent::only_kept;
 use super::outcome::{Dependency, LateOutcomes, RunOutcome, WorkOfOutcome, WorkOutcome};
 use super::raw::{Raw, Refusal};

@@ -15,8 +15,8 @@ use std::sync::{Arc, Weak};
 
 use gpu_await_protocol::sync::{Mutex, MutexGuard};
 
-use super::code::KernelCode;
 use super::edges::EdgeKind;
+use super::kernel_launch::KernelCode;
 use super::list::List;
 use super::raw::{Raw, Refusal};
 use crate::backend::{DriverResult, GraphEdge, RawGraph};

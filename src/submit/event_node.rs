@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::code::{KernelCode, KernelLaunch};
+use super::kernel_launch::{KernelCode, KernelLaunch};
 use crate::backend::{ArgBlock, Function, LaunchShape};
 use crate::runtime::event_pool::EventHandle;
 

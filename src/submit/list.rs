@@ -49,9 +49,9 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::code::{KernelCode, KernelLaunch};
 use super::edges::{Edge, EdgeKind, Edges, Node, kinds};
 use super::footprint::Footprint;
+use super::kernel_launch::{KernelCode, KernelLaunch};
 use crate::backend::{ArgSlot, Arguments, Function, LaunchShape, NodeLaunch};
 use crate::error::Error;
 use crate::memory::accesses::Access;

@@ -16,8 +16,8 @@ use std::any::Any;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::code::KernelLaunch;
 use super::footprint::{Footprint, Name};
+use super::kernel_launch::KernelLaunch;
 use super::lent::lend;
 use super::list::{Interruption, LaunchEntry, List};
 use super::outcome::LateOutcomes;

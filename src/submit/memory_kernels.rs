@@ -29,7 +29,7 @@ use crate::runtime::traced_op::TracedWork;
 use crate::runtime::{Engine, UserList};
 use crate::thread::contain;
 
-use super::code::{KernelCode, KernelLaunch};
+use super::kernel_launch::{KernelCode, KernelLaunch};
 use super::raw::Raw;
 
 pub(crate) mod pieces;

@@ -27,7 +27,7 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use super::hazard::{Content, Mode};
-use super::point::{Point, Track};
+use super::timeline::{Point, Track};
 
 /// How many streams a slab remembers before it looks for some to forget.
 const STREAMS: usize = 32;

@@ -29,7 +29,7 @@ use std::ops::Range;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::point::{Point, Track};
+use super::timeline::{Point, Track};
 
 /// How an operation uses a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

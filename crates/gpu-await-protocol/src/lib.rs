@@ -3,8 +3,8 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`timeline`] | which tickets are issued and complete |
-//! | [`point`], [`hazard`], [`block_hazards`] | what an operation must wait for |
+//! | [`timeline`] | which tickets are issued and complete, and what a point on a stream is |
+//! | [`hazard`], [`block_hazards`] | what an operation must wait for |
 //! | [`submission`] | who may submit, and who places a marker that a waiter needs |
 //! | [`sharing`] | whether other libraries put work on the stream |
 //! | [`overlap`] | which launches may start before the preceding one has ended |
@@ -53,7 +53,6 @@ pub mod lock;
 pub mod overlap;
 pub mod owed;
 pub mod park;
-pub mod point;
 pub mod ready_tasks;
 pub mod reservations;
 pub mod service_times;

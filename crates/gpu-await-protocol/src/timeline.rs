@@ -1,7 +1,9 @@
-//! A stream's timeline: tickets issued, tickets complete (pure).
+//! A stream's timeline: tickets issued, tickets complete; and points on it, each one of its tickets (pure).
 //!
 //! Operations take consecutive tickets under the stream's submission lock. `completed` only rises; operation *n* is complete ⇔ `completed ≥
 //! n`. A lost device is a state *beside* the timeline, never a value of it.
+//!
+//! Every wait is for [points](Point): that of an operation, an allocation's next user, an event, another stream.
 //!
 //! | word | set by | read by |
 //! |---|---|---|
@@ -16,6 +18,8 @@
 //! 3. A thread that sees a ticket complete also sees it submitted (`what_is_in_flight_is_never_negative`).
 //! 4. A ticket that was reported as never completing never does (`a_ticket_is_complete_or_given_up`).
 #![forbid(unsafe_code)]
+
+use std::sync::Arc;
 
 use super::wait_queue::LossFlag;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -163,5 +167,40 @@ impl Timeline {
             *given_up = ticket.min(*given_up);
         }
         is_given_up
+    }
+}
+
+/// A stream, as far as a point needs to know it: the stream itself, or its progress.
+pub trait Track {
+    /// Names the stream.
+    fn id(&self) -> u64;
+    /// Whether `ticket` is known to be complete: later work then waits for nothing.
+    fn is_complete(&self, ticket: u64) -> bool;
+}
+
+impl<S: Track + ?Sized> Track for Arc<S> {
+    fn id(&self) -> u64 {
+        S::id(self)
+    }
+
+    fn is_complete(&self, ticket: u64) -> bool {
+        S::is_complete(self, ticket)
+    }
+}
+
+/// A point on a stream: complete when the stream has reached the end of the operation with that ticket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Point<S> {
+    /// The stream.
+    pub stream: S,
+    /// The operation.
+    pub ticket: u64,
+}
+
+impl<S: Track> Point<S> {
+    /// Whether it is known to be complete.
+    #[inline]
+    pub fn is_complete(&self) -> bool {
+        self.stream.is_complete(self.ticket)
     }
 }

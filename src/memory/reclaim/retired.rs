@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{Backend, DevicePtr, DriverResult, RawModule, RawStream};
 use crate::runtime::progress::Progress;
-use gpu_await_protocol::point::Point;
+use gpu_await_protocol::timeline::Point;
 
 /// A value that is freed when every stream that used it has finished.
 pub(crate) struct Retired<S> {

@@ -23,7 +23,7 @@ use crate::runtime::loans::Loans;
 use crate::runtime::progress::DeviceState;
 use crate::thread::{contain, role};
 use gpu_await_protocol::account::Account;
-use gpu_await_protocol::point::Point;
+use gpu_await_protocol::timeline::Point;
 
 pub(crate) struct DeviceMemory<S> {
     state: Arc<DeviceState>,

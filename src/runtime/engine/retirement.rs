@@ -14,7 +14,7 @@ use crate::runtime::event_pool::EventHandle;
 use crate::runtime::progress::Progress;
 use crate::thread::relax::Relax;
 use crate::thread::{exit, role};
-use gpu_await_protocol::point::Point;
+use gpu_await_protocol::timeline::Point;
 
 /// Before a thread returns memory to the system it waits this long for frees that wait for nothing
 /// themselves.

@@ -20,7 +20,7 @@ use crate::error::{DriverCode, Error, ErrorDetail, Result};
 use crate::runtime::progress::Progress;
 use crate::runtime::progress::any_lost;
 use crate::thread::role;
-use gpu_await_protocol::point::Track;
+use gpu_await_protocol::timeline::Track;
 
 /// A ticket that no stream ever issues. Work that waits for it fails only if the device of that stream is lost.
 const NEVER: u64 = u64::MAX;

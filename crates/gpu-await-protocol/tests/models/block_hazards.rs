@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::under_test::cases::{config, size};
 use gpu_await_protocol::block_hazards::{BlockHazards, Blocks};
 use gpu_await_protocol::hazard::{Content, Mode};
-use gpu_await_protocol::point::{Point, Track};
+use gpu_await_protocol::timeline::{Point, Track};
 
 const BLOCKS: u32 = 6;
 const BLOCK_BYTES: u64 = 4;

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::under_test::cases::{config, size};
 use gpu_await_protocol::hazard::{Content, Hazards, Mode};
-use gpu_await_protocol::point::{Point, Track};
+use gpu_await_protocol::timeline::{Point, Track};
 use gpu_await_protocol::waiters::{self, Waiters};
 
 const LEN: u64 = size(12) as u64;
