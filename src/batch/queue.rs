@@ -108,6 +108,12 @@ impl<'s> Queue<'s> {
         }
     }
 
+    /// Has its operations be parts of a call at that line.
+    pub(crate) fn called_at(self, at: &'static Location<'static>) -> Self {
+        let (at, in_verb) = (Cell::new(at), Cell::new(true));
+        Queue { at, in_verb, ..self }
+    }
+
     /// Has the queue's allocations draw from `allowance`.
     #[inline]
     pub(crate) fn drawing_from(self, allowance: Option<&'s Arc<Allowance>>) -> Self {

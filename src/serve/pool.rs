@@ -348,7 +348,7 @@ impl StreamPool {
     /// # Errors
     /// As [`acquire`](Self::acquire). [`ErrorDetail::TooLate`] (of kind `Overloaded`), at once or as soon as
     /// newer requests push it too far back: it cannot be answered in time. [`ErrorDetail::Expired`], at the
-    /// deadline at the latest: no permit became free in time. The poller of the pool's first device
+    /// deadline at the latest, and at once if that has passed: no permit became free in time. The poller of the pool's first device
     /// keeps the time, so this works on any executor, even if tasks are held up. On a stepped device (`testing::manual`) a
     /// deadline is as many steps away as when the request was made.
     ///

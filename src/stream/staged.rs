@@ -25,9 +25,12 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
+use std::panic::Location;
 use std::sync::Arc;
 use std::task::Poll;
 
+use crate::batch::queue::Queue;
+use crate::batch::settle::Settle;
 use crate::batch::source::{Source, StagedSource};
 use crate::device::home::Home;
 use crate::error::Result;
@@ -37,7 +40,6 @@ use crate::memory::pageable::{Part, Room};
 use crate::memory::pinned::{PinnedBuffer, bytes_of};
 use crate::memory::view::Readable;
 use crate::op::Op;
-use crate::op::value::DeviceSide;
 use crate::runtime::coop;
 use crate::runtime::stream_state::StreamState;
 use crate::stream::Stream;
@@ -93,19 +95,30 @@ impl Stream {
     ///
     /// # Source
     /// `cuMemAllocFromPoolAsync`, `cuMemcpyHtoDAsync`.
-    pub async fn upload_staged<T: Element>(
+    #[track_caller]
+    pub fn upload_staged<T: Element>(
         &self,
+        source: impl Source<T>,
+    ) -> impl Future<Output = Result<DeviceBuffer<T>>> {
+        self.upload_staged_at(Location::caller(), source)
+    }
+
+    async fn upload_staged_at<T: Element>(
+        &self,
+        at: &'static Location<'static>,
         source: impl Source<T>,
     ) -> Result<DeviceBuffer<T>> {
         coop::proceed().await;
         role::check("submitting work")?;
         let source = match source.into_staged().0 {
-            StagedSource::Pinned(source) => return queued(self.upload(source)),
+            StagedSource::Pinned(source) => {
+                return self.part_of(at, |queue| Ok(queue.upload(source)?)).queued();
+            }
             StagedSource::Pageable(source) => self.dropped_there(source),
         };
         let len = (*source.share()).as_ref().len();
         if len == 0 {
-            return queued(self.empty(len));
+            return self.part_of(at, |queue| queue.empty(len)).queued();
         }
         // Without pinned memory to reuse, the crew takes more.
         let fill = |start: usize, pinned: Option<PinnedBuffer<T>>| {
@@ -129,7 +142,7 @@ impl Stream {
         let stream = self.clone();
         let allocated = self.home.crew.offload(self.line(), Unwanted::IsLeft, move || {
             stock(stream.state(), events);
-            queued(stream.empty::<T>(len))
+            stream.part_of(at, |queue| queue.empty::<T>(len)).queued()
         });
         self.stock_pinned::<T>(len, window).await?;
         let mut starts = (0..len).step_by(part_len::<T>());
@@ -143,8 +156,8 @@ impl Stream {
         while let Some((start, part)) = filling.pop_front() {
             let part = filled(part).await?;
             self.throttle(MOST_IN_FLIGHT).await?;
-            let op = self.batch(|queue| queue.upload_part(part, &mut buffer, start));
-            flying.push_back(submitted(op)?);
+            let op = self.part_of(at, |queue| queue.upload_part(part, &mut buffer, start));
+            flying.push_back(op.submitted()?);
             if filling.is_empty() {
                 break;
             }
@@ -175,8 +188,12 @@ impl Stream {
     ///
     /// # Source
     /// `cuMemcpyDtoHAsync`.
-    pub async fn download_staged<T: Element>(&self, source: &impl Readable<T>) -> Result<Vec<T>> {
-        self.download_staged_into(source, Vec::new()).await
+    #[track_caller]
+    pub fn download_staged<T: Element>(
+        &self,
+        source: &impl Readable<T>,
+    ) -> impl Future<Output = Result<Vec<T>>> {
+        self.download_staged_at(Location::caller(), source, Vec::new())
     }
 
     /// Copies device memory into an existing `Vec`, replacing its elements, off the executor; see
@@ -188,8 +205,18 @@ impl Stream {
     ///
     /// # Errors
     /// As [`download_staged`](Self::download_staged).
-    pub async fn download_staged_into<T: Element>(
+    #[track_caller]
+    pub fn download_staged_into<T: Element>(
         &self,
+        source: &impl Readable<T>,
+        destination: Vec<T>,
+    ) -> impl Future<Output = Result<Vec<T>>> {
+        self.download_staged_at(Location::caller(), source, destination)
+    }
+
+    async fn download_staged_at<T: Element>(
+        &self,
+        at: &'static Location<'static>,
         source: &impl Readable<T>,
         destination: Vec<T>,
     ) -> Result<Vec<T>> {
@@ -237,8 +264,8 @@ impl Stream {
             };
             let pinned = pinned.resized(part.len());
             self.throttle(MOST_IN_FLIGHT).await?;
-            let op = self.batch(|queue| queue.download_part(source, part.start(), pinned));
-            flying.push_back((submitted(op)?, part));
+            let op = self.part_of(at, |queue| queue.download_part(source, part.start(), pinned));
+            flying.push_back((op.submitted()?, part));
             pause().await;
         }
         for (op, part) in flying {
@@ -252,6 +279,17 @@ impl Stream {
             Some(vec) => Ok(vec),
             None => unreachable!("every part was filled, and its end awaited"),
         }
+    }
+
+    /// Puts `work` on the stream as a part of the call at that line.
+    fn part_of<R: Settle>(
+        &self,
+        at: &'static Location<'static>,
+        work: impl FnOnce(&Queue<'_>) -> Result<R>,
+    ) -> Op<R::Output> {
+        let queue = self.queue_of_one().called_at(at);
+        let result = work(&queue);
+        queue.finish(result)
     }
 
     /// The queue for work that this stream may hold up.
@@ -373,14 +411,4 @@ fn stock(stream: &StreamState, events: usize) {
 
 async fn filled<T>(part: Offloaded<Result<PinnedBuffer<T>>>) -> Result<PinnedBuffer<T>> {
     part.await?
-}
-
-/// Removes the line: a future does not know its caller's line.
-fn submitted<T>(op: Op<T>) -> Result<Op<T>> {
-    op.submitted().map_err(|error| error.without_line())
-}
-
-/// The same for an operation that is not awaited.
-fn queued<T: DeviceSide>(op: Op<T>) -> Result<T> {
-    op.queued().map_err(|error| error.without_line())
 }

@@ -121,7 +121,9 @@ impl Raw<'_> {
             return Ok(());
         }
         let pattern = Pattern { bytes: [POISON; 16], len: 1 };
-        Ok(self.fill(ptr, pattern, bytes)?)
+        // SAFETY: the claim owns `bytes` bytes there.
+        unsafe { self.backend.fill(self.raw, ptr, pattern, bytes) }?;
+        Ok(())
     }
 
     pub(crate) fn copy_to_device(

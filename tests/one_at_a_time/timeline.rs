@@ -2,7 +2,7 @@
 //!
 //! Times of the device are compared with the host's within the error that the trace says, which is one of this run.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -54,6 +54,24 @@ async fn fills_and_copies_are_so_whoever_makes_them() -> Result<()> {
     let fill = (TracedWork::Fill, 8000);
     let copies = [(TracedWork::Copy, 2400), (TracedWork::Copy, 8000)];
     assert_eq!(seen, [fill, fill, fill, copies[0], copies[1]]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn parts_of_a_staged_copy_are_at_its_line() -> Result<()> {
+    let (device, stream) = traced(100)?;
+    let lines = Location::caller().line() + 1;
+    let x = stream.upload_staged(vec![1_u8; 5 << 20]).await?;
+    stream.download_staged(&x).await?;
+    stream.download_staged_into(&x, Vec::new()).await?;
+    let trace = device.timeline().snapshot()?;
+    let (mut seen, mut allocations) = (BTreeMap::new(), 0);
+    for op in trace.operations() {
+        assert_eq!(op.at.file(), file!(), "{op:?}");
+        *seen.entry(op.at.line() - lines).or_insert(0) += 1;
+        allocations += u64::from((op.work, op.bytes) == (TracedWork::Order, 0));
+    }
+    assert_eq!((seen, allocations), (BTreeMap::from([(0, 4), (1, 3), (2, 3)]), 1));
     Ok(())
 }
 
