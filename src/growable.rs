@@ -201,7 +201,7 @@ impl<T: Element> GrowableBuffer<T> {
     }
 
     /// Shortens it to at most `len` elements at once, and frees the memory behind them, from the end down to the last step in use: by work that is
-    /// not complete, by a [graph](crate::Graph) that was compiled with it, or by a [detached loan](crate::MemoryLoan::detach). It waits for none of
+    /// not complete, by a [`Graph`](crate::Graph) that was compiled with it, unless in a slot (a [`Region`](crate::Region) keeps nothing), or by a [detached loan](crate::MemoryLoan::detach). It waits for none of
     /// these; the value is the number of bytes freed. To free more later, call it again with the same length or less. Puts nothing on a stream.
     ///
     /// Elements that were cut off must be written before they can be read, even after a growth.

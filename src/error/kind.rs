@@ -34,8 +34,9 @@ pub enum ErrorKind {
     /// Errors follow data, including those of refused calls: the destination counts as failed, and its readers are
     /// refused with [`ErrorDetail::Upstream`], which names the call, until all of it is overwritten by a
     /// fill, a copy or a kernel's [`Out`](crate::Out). The corrected call does that, unless it keeps part of
-    /// the destination, as a kernel's `&mut [T]` and [rows with gaps](crate::Stream::copy_2d) do: [clear the
-    /// poison](crate::DeviceBuffer::clear_poison) first.
+    /// the destination, as a kernel's `&mut [T]` and [rows with gaps](crate::Stream::copy_2d) do. Before such a call,
+    /// [clear the poison](crate::DeviceBuffer::clear_poison) if the refused call would have kept a part as well; otherwise, as after
+    /// rows without gaps or ones that do not fit, overwrite all of it.
     InvalidCall,
     /// Device memory or host memory ran out.
     OutOfMemory,

@@ -95,7 +95,7 @@ pub trait Param: sealed::Sealed + 'static {
     message = "`{Self}` cannot be passed to a kernel for its parameter `{P}`",
     label = "not an argument for `{P}`",
     note = "for `In<T>` pass `&DeviceBuffer<T>`, `&View<T>` or `&Frozen<T>`; for `InOut<T>` and `Out<T>` \
-            `&mut DeviceBuffer<T>` or `&mut ViewMut<T>`; for `Flag` `&PinnedFlag`; for a number that number; for `Value<T>` a `T`",
+            `&mut DeviceBuffer<T>` or `&mut ViewMut<T>`; for rows `&View2<T>` or `&mut ViewMut2<T>`; for `Flag` `&PinnedFlag`; for a number that number; for `Value<T>` a `T`",
     note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does",
     note = "host memory is uploaded first: `stream.upload(vec).queued()?`"
 )]

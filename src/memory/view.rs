@@ -129,7 +129,9 @@ pub trait Readable<T>: Extent {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not device memory that can be written as `{T}`",
     label = "not writable device memory of `{T}`",
-    note = "`DeviceBuffer<{T}>`, `ViewMut<{T}>` and `Mapped<{T}>` are, passed by `&mut`; of rows (`ViewMut2`) the view that they were made of",
+    note = "`DeviceBuffer<{T}>`, `ViewMut<{T}>` and `Mapped<{T}>` are, passed by `&mut`",
+    note = "rows (`ViewMut2`) are written by `copy_2d`, a kernel, or `transform(transform!(|v| v), (value,), rows)` of gpu-await-algorithms; \
+            through the view that they were made of, what is between them is written too",
     note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does"
 )]
 pub trait Writable<T>: Readable<T> {

@@ -288,7 +288,8 @@ verbs! {
     /// A copy that is refused or fails marks the whole span of its rows in the destination as failed, gaps
     /// included (rows that do not fit: the whole destination). Rows with gaps do not heal that, not even in
     /// the corrected call: first overwrite the span as a whole, with a [`fill`](Self::fill), a copy without
-    /// gaps or a kernel's [`Out`](crate::Out).
+    /// gaps or a kernel's [`Out`](crate::Out). If the refused call's rows fit there and had gaps,
+    /// [`clear_poison`](crate::DeviceBuffer::clear_poison) does as well.
     ///
     /// # Errors
     /// [`ErrorDetail::OutOfBounds`], [`ErrorDetail::Pitch`]; a source, or gaps of the destination, never

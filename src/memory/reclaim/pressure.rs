@@ -15,6 +15,11 @@ pub enum Pressure {
     /// that a kernel watches), everything behind the allocation waits for it too. If the host does it only
     /// after work on this stream completes, that is a deadlock.
     ///
+    /// A request that is refused halfway leaves its queued work, which holds what it allocated. Several requests that each hold one buffer while they
+    /// allocate the next, and retry at once, starve one another: every try queues more, and none may finish. Have each
+    /// [reserve](crate::Device::reserve) all that it needs before it begins; or await the refused request's work
+    /// ([`Stream::done`](crate::Stream::done)) before it tries again.
+    ///
     /// If the other threads take longer, the allocation is refused although it fits. The error advises
     /// [`TryAgain`](crate::MemoryAdvice::TryAgain) or [`Reclaim`](crate::MemoryAdvice::Reclaim).
     #[default]

@@ -114,7 +114,7 @@ impl<'k> PassedOperands<'k> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed for an argument of a formula over `{T}`",
     label = "neither a `{T}` nor device memory of `{T}`",
-    note = "pass the number itself, or `&DeviceBuffer<{T}>`, `&View<{T}>` or `&Frozen<{T}>`, or a `View2<{T}>` without `&`; the output says what the elements are",
+    note = "pass the number itself, or `&DeviceBuffer<{T}>`, `&View<{T}>` or `&Frozen<{T}>`, or a `View2<{T}>` without `&` (kernels take it with); the output says what the elements are",
     note = "of an `Op` pass what `.queued()?` or `.await?` returns, of a `Result` what `?` does"
 )]
 pub trait Operand<'k, T> {

@@ -205,3 +205,15 @@ async fn preloaded_and_replayed() -> Result<()> {
     );
     Ok(())
 }
+
+/// What the compiler advises for `fill` of a `ViewMut2`.
+#[tokio::test]
+async fn rows_are_filled_by_a_formula() -> Result<()> {
+    let stream = testing::device().stream()?;
+    let mut x = stream.zeros::<u8>(12).queued()?;
+    let mut rows = x.rows_of_mut(4)?;
+    let column = rows.slice_mut(.., 1..3)?;
+    stream.transform(transform!(|v| v), (7u8,), column).queued()?;
+    assert_eq!(stream.download(&x).await?, [0, 7, 7, 0, 0, 7, 7, 0, 0, 7, 7, 0]);
+    Ok(())
+}
