@@ -34,7 +34,7 @@ use crate::thread::role;
 
 impl Stream {
     /// Adopts a stream of another library: a `CUstream` of this device's context, as a number. Zero
-    /// means the legacy default stream.
+    /// and 1 (`CU_STREAM_LEGACY`) mean the legacy default stream.
     ///
     /// This crate never destroys it. Adopting a handle twice makes two independent [`Stream`]s, because the driver
     /// reuses handles.

@@ -25,8 +25,8 @@ use crate::thread::role;
 /// For each operation it keeps what it was, where the program submitted it, what it waited for, and six times: submitted, started and completed on
 /// the device, seen by the host, its task woken, and its future polled. See [`TracedOp`](crate::TracedOp).
 ///
-/// A batch has an entry for each of its operations; a replayed list, or a launch of a [`Graph`](crate::Graph), has one. Allocations of a replayed
-/// closure have none. On a device of `testing::manual` operations have no device times.
+/// A batch has an entry for each of its operations; a replayed list, or a launch of a [`Graph`](crate::Graph), has one. Allocations behind the
+/// first operation of a replayed list have none. On a device of `testing::manual` operations have no device times.
 ///
 /// # Cost
 /// Off, none that instruction counts would show. On, each operation is put between two timed events and logged under a lock of the device; the events

@@ -61,7 +61,8 @@ use gpu_await_protocol::batching::{
 /// future to spawn on any executor. With the default delay, zero, a batch starts as soon as it can:
 /// requests are gathered while [`max_in_flight`](builder::BatcherBuilder::max_in_flight) batches are on the
 /// device, and while the [pool](builder::BatcherBuilder::pool) has no permit, so that batches grow with the
-/// load and a single request never waits for others.
+/// load and a single request never waits for others. The function gets the requests as a `Vec<Q>`; with a pool, a stream and a
+/// [`Batch<Q>`](crate::Batch).
 ///
 /// There is no `close`: when the last clone is dropped, the worker answers the requests it has and ends. It
 /// uses its streams until then: await the worker before closing the pool and the device.

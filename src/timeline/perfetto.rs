@@ -85,7 +85,7 @@ impl Trace {
     /// for each tokio task, and for each stream that others used, on which awaited operations last from submitted to when their future was woken or
     /// polled; arrows from an operation to those of other streams that waited for it; and, over time, how many operations were in flight, what
     /// buffers held, and how many streams were copying in each direction. (The driver does not say which copy engine took a copy.) Times are
-    /// nanoseconds since the device was opened.
+    /// nanoseconds since the device was opened. The output is binary: a protobuf trace, not JSON.
     ///
     /// # Errors
     /// What the writer returns.

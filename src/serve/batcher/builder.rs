@@ -160,7 +160,8 @@ impl BatcherBuilder {
         BatcherBuilder { limits, name, patience, in_order, spawn, pool: pool.clone() }
     }
 
-    /// Makes the batcher and its worker, which calls `run` with each batch.
+    /// Makes the batcher and its worker, which calls `run` with the requests of each batch, a `Vec<Q>`. (With a [pool](Self::pool) it is a
+    /// [`Batch<Q>`](Batch) behind the stream.)
     ///
     /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
     /// is called from the worker's poll; awaits inside it do not delay other batches. If `run` waits for a stream,
@@ -178,7 +179,7 @@ impl BatcherBuilder {
 }
 
 impl BatcherBuilder<StreamPool> {
-    /// Makes the batcher and its worker, which calls `run` with a stream and each batch.
+    /// Makes the batcher and its worker, which calls `run` with a stream and each batch, a [`Batch<Q>`](Batch). (Without a pool it is a `Vec<Q>`.)
     ///
     /// `run` returns a reply for each request, in order, each with its own result, or one error for all. It
     /// is called from the worker's poll; awaits inside it do not delay other batches. The permit is released when
