@@ -239,8 +239,8 @@ pub enum ErrorDetail {
     /// The number of elements is not a whole number of rows.
     #[error("{len} elements are not a whole number of rows of {columns}")]
     Ragged { len: usize, columns: usize },
-    /// A length in bytes does not fit the address space.
-    #[error("{len} elements of {element_bytes} bytes do not fit in memory")]
+    /// A length in bytes does not fit the address space; `len` is `usize::MAX` if the number of elements does not either.
+    #[error("{} elements of {element_bytes} bytes do not fit in memory", counted(*.len))]
     TooLarge { len: usize, element_bytes: usize },
     /// The host computes the value when the operation completes; it is only available by awaiting.
     #[error("{op}: the value is made by the host; await it")]
@@ -259,7 +259,7 @@ pub enum ErrorDetail {
     /// through a `&mut [T]`), or a pitched copy that leaves the gaps between its rows.
     #[error(
         "{op} may read bytes {start}..{end} of a buffer that nothing has written yet: write them first (`zeros`, `fill`; a kernel \
-         that overwrites all of it declares `Out<[T]>`, or `Out<[[T]]>` for rows; an enqueue, `Uses::writes`)"
+         that overwrites all of it declares `Out<[T]>`, or `Out<[[T]]>` for rows without gaps; an enqueue, `Uses::writes`)"
     )]
     Unwritten { op: Arc<str>, start: u64, end: u64 },
     /// The operation reads data that depends on the output of `producer`, which failed with `cause`. However many operations were refused in
@@ -277,7 +277,8 @@ pub enum ErrorDetail {
     /// overwritten. Drop the stream and that memory, and make new ones. An operation on another stream that would wait for any of this is refused,
     /// and its stream stays usable. [`Error::is_device_lost`] is false.
     #[error(
-        "this operation waits for {device}, which was lost: {cause}; a stream with such work takes no more: make a new one on this device, and new buffers for those that the work uses"
+        "this operation waits for {device}, which was lost: {cause}; if only this call would have waited, it was refused, and its stream and buffers go \
+         on; a stream that already waits takes no more: make a new one on this device, and new buffers for those that its work uses"
     )]
     DependencyLost { device: String, cause: Error },
     /// A submission, a blocking wait or a driver call on a thread where it would deadlock or the driver
@@ -331,8 +332,14 @@ pub enum ErrorDetail {
         limit_bytes: Option<u64>,
     },
     /// Memory could not be [reserved](crate::Device::reserve), or an allocation could not draw from a reservation.
-    #[error("{asked_bytes} bytes of a reservation on {device}: {problem}")]
-    Reservation { device: String, asked_bytes: u64, problem: ReservationProblem },
+    /// `op` is the operation that allocates, if any.
+    #[error("{}{asked_bytes} bytes of a reservation on {device}: {problem}", operation(.op.as_deref()))]
+    Reservation {
+        op: Option<Arc<str>>,
+        device: String,
+        asked_bytes: u64,
+        problem: ReservationProblem,
+    },
     /// Pinned host memory could not be allocated.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },
@@ -642,6 +649,11 @@ fn owner(expected: &str, found: &str) -> String {
     }
     // A GPU that was opened more than once.
     format!("another device that was opened as {expected}: open it once, and clone that")
+}
+
+/// A number of elements that may have exceeded what can be counted.
+fn counted(len: usize) -> String {
+    if len == usize::MAX { format!("{len} or more") } else { len.to_string() }
 }
 
 /// The missing clause of `kernel!`, or its substitute.

@@ -68,7 +68,7 @@ impl Queue<'_> {
     ) -> Result<()> {
         self.verb(|| {
             const OP: &str = "copy_2d";
-            let read = rows.span(OP, rows.source, source.len());
+            let read = rows.source_span(OP, source.len());
             let (mut footprint, to) = written(OP, destination, rows)?;
             let from = match read {
                 Ok(range) => part::<T>(&source.span(), range),
@@ -108,7 +108,7 @@ impl Queue<'_> {
     ) -> Result<u64, SubmitError> {
         const OP: &str = "upload_2d";
         let (mut footprint, to) = written(OP, destination, rows)?;
-        let read = rows.span(OP, rows.source, source.len());
+        let read = rows.source_span(OP, source.len());
         let start = match read {
             Ok(range) => range.start,
             Err(error) => return Err(footprint.poison(error).into()),
@@ -146,8 +146,8 @@ impl Queue<'_> {
         rows: Copy2d,
     ) -> Result<u64, SubmitError> {
         const OP: &str = "download_2d";
-        let start = rows.span(OP, rows.destination, destination.len())?.start;
-        let from = part::<T>(&source.span(), rows.span(OP, rows.source, source.len())?);
+        let start = rows.destination_span(OP, destination.len())?.start;
+        let from = part::<T>(&source.span(), rows.source_span(OP, source.len())?);
         let mut footprint = Footprint::new(OP);
         footprint.reads(&from);
         footprint.lends(destination.block());
@@ -170,7 +170,7 @@ fn written<'a, T: Element>(
     let len = destination.len();
     let whole = destination.span_mut();
     let mut footprint = Footprint::new(op);
-    let range = match rows.span(op, rows.destination, len) {
+    let range = match rows.destination_span(op, len) {
         Ok(range) => range,
         Err(error) => {
             footprint.overwrites(&whole);

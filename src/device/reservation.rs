@@ -141,6 +141,8 @@ impl Device {
     /// Count whole blocks: each allocation draws its size rounded up to a multiple of 512 bytes, however large. Its block has that size; streams
     /// cache it for their next allocations if it is a multiple of an eighth of the next power of two, and no larger than 1 MiB.
     ///
+    /// Operations that need scratch memory draw that as well, also those of gpu-await-algorithms, whose `Algorithms` trait says which and how much.
+    ///
     /// Give the device a [limit](crate::DeviceBuilder::memory_limit_bytes), below what it has: without one, the memory that is free at the grant
     /// counts, and other processes and allocations without a reservation can still take it; and if free memory is fragmented, the driver needs more
     /// of it than is allocated.

@@ -28,6 +28,13 @@ pub enum TensorProblem {
     #[error("axis {axis} of the shape is {extent}, and the most is {}", i64::MAX)]
     Extent { axis: usize, extent: usize },
     /// An extent is negative, or the shape does not have as many elements as the memory.
-    #[error("shape {shape:?} does not have {len} elements")]
+    #[error("{}", misshapen(.shape, *.len))]
     Shape { shape: Vec<i64>, len: usize },
+}
+
+fn misshapen(shape: &[i64], len: usize) -> String {
+    match shape.iter().position(|extent| *extent < 0) {
+        Some(axis) => format!("axis {axis} of shape {shape:?} is negative"),
+        None => format!("shape {shape:?} does not have {len} elements"),
+    }
 }

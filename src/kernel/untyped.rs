@@ -222,7 +222,7 @@ pub trait VerbParts {
     /// As a launch.
     fn put_nothing(&self, footprint: &Footprint<'_>) -> Result<()>;
 
-    /// Has `put` write one value, which the host reads when the write is complete.
+    /// Has `put`, of the operation `op`, write one value, which the host reads when the write is complete.
     ///
     /// On a GPU the kernel writes it to pinned memory, which holds `unwritten` before. On a host device, where kernels reach only
     /// device memory, it is downloaded.
@@ -231,6 +231,7 @@ pub trait VerbParts {
     /// Out of memory; the errors of `put`.
     fn to_host<R: Element, H: Send + 'static>(
         &self,
+        op: &'static str,
         unwritten: R,
         put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
         read: impl FnOnce(R) -> Result<H> + Send + 'static,
@@ -285,12 +286,13 @@ impl VerbParts for Queue<'_> {
 
     fn to_host<R: Element, H: Send + 'static>(
         &self,
+        op: &'static str,
         unwritten: R,
         put: impl FnOnce(&ResultTarget<'_>) -> Result<()>,
         read: impl FnOnce(R) -> Result<H> + Send + 'static,
     ) -> Result<Lent<H>> {
         if self.home.kind() == DeviceKind::Host {
-            let mut out = self.empty::<R>(1)?;
+            let mut out = Queue::scratch::<R>(self, op, 1)?;
             put(&ResultTarget::memory(out.span_mut()))?;
             let Lent(Settled { value, points }) = self.download(&out)?;
             let value = value.make(|value| read(value[0]));

@@ -77,11 +77,43 @@ impl Copy2d {
         self.height <= 1 || side.pitch == self.width
     }
 
+    /// The range that the rows of the source span, out of `len` elements; empty if there is nothing to copy.
+    ///
+    /// # Errors
+    /// As [`span`](Self::span).
+    pub(crate) fn source_span(&self, op: &'static str, len: usize) -> Result<Range<usize>> {
+        let unit = match op {
+            "copy_2d" => "elements in the source of `copy_2d`",
+            "upload_2d" => "elements in the source of `upload_2d`",
+            _ => "elements in the source of `download_2d`",
+        };
+        self.span(op, self.source, len, unit)
+    }
+
+    /// [`source_span`](Self::source_span) of the destination.
+    ///
+    /// # Errors
+    /// As [`span`](Self::span).
+    pub(crate) fn destination_span(&self, op: &'static str, len: usize) -> Result<Range<usize>> {
+        let unit = match op {
+            "copy_2d" => "elements in the destination of `copy_2d`",
+            "upload_2d" => "elements in the destination of `upload_2d`",
+            _ => "elements in the destination of `download_2d`",
+        };
+        self.span(op, self.destination, len, unit)
+    }
+
     /// The range that the rows on that side span, out of `len` elements; empty if there is nothing to copy.
     ///
     /// # Errors
     /// [`ErrorDetail::Pitch`], [`ErrorDetail::OutOfBounds`].
-    pub(crate) fn span(&self, op: &'static str, side: Rows, len: usize) -> Result<Range<usize>> {
+    fn span(
+        &self,
+        op: &'static str,
+        side: Rows,
+        len: usize,
+        unit: &'static str,
+    ) -> Result<Range<usize>> {
         let Rows { start, pitch } = side;
         if self.height > 1 && pitch < self.width {
             return Err(ErrorDetail::Pitch { op, width: self.width, pitch }.into());
@@ -94,7 +126,7 @@ impl Copy2d {
         };
         let end = extent.and_then(|extent| start.checked_add(extent)).unwrap_or(usize::MAX);
         if end > len {
-            return Err(ErrorDetail::OutOfBounds { start, end, len, unit: "elements" }.into());
+            return Err(ErrorDetail::OutOfBounds { start, end, len, unit }.into());
         }
         Ok(start..end)
     }

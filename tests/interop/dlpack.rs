@@ -568,6 +568,7 @@ fn what_is_wrong_with_a_tensor() -> Result<()> {
     assert_eq!(refused(|tensor, _, _| tensor.flags = 1), TensorProblem::ReadOnly);
     let negative = refused(|_, shape, _| *shape = vec![-1]);
     assert_eq!(negative, TensorProblem::Shape { shape: vec![-1], len: 0 });
+    assert_eq!(negative.to_string(), "axis 0 of shape [-1] is negative");
     // What `adopt_memory` refuses.
     let tensor =
         theirs(&device, |t, shape, _| (t.dl_tensor.byte_offset, *shape) = (2, vec![1]), &deleted)?;

@@ -433,6 +433,14 @@ async fn rows_outside_of_their_buffers_are_refused() {
         assert!(stream.download_2d(&x, pinned, rows).await.is_err());
     }
     let mut y = stream.zeros::<u8>(100).queued().unwrap();
+    for (rows, side) in [
+        (Copy2d::new(10, 10).source_start(1), "source"),
+        (Copy2d::new(10, 10).destination_start(1), "destination"),
+    ] {
+        let error = stream.copy_2d(&x, &mut y, rows).queued().unwrap_err().to_string();
+        let named = format!("there are 100 elements in the {side} of `copy_2d`");
+        assert!(error.contains(&named), "{error}");
+    }
     let overlapping = Copy2d::new(3, 2).source_pitch(2);
     let error = stream.copy_2d(&x, &mut y, overlapping).queued().unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::Pitch { width: 3, pitch: 2, .. }), "{error}");
@@ -459,8 +467,15 @@ async fn rows_are_ordered_with_other_streams_and_do_not_heal_gaps() {
     assert!(a.copy_2d(&x, &mut z, Copy2d::new(64, 2)).queued().is_err());
     let error = a.copy_2d(&x, &mut z, right).queued().unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::Upstream { .. }), "{error}");
+    z.clear_poison().unwrap_err();
     a.copy_2d(&x, &mut z, Copy2d::new(8, 8)).queued().unwrap();
     assert_eq!(soon(a.download(&z)).await.unwrap(), [5; 64]);
+    // A refused call that would have kept the gaps leaves what was there.
+    let error = a.copy_2d(&x, &mut z, right.source_start(99)).queued().unwrap_err();
+    assert!(matches!(error.detail(), ErrorDetail::OutOfBounds { .. }), "{error}");
+    a.copy_2d(&x, &mut z, right).queued().unwrap_err();
+    z.clear_poison().unwrap();
+    a.copy_2d(&x, &mut z, right).queued().unwrap();
 }
 
 #[tokio::test]

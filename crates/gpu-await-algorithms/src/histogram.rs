@@ -140,7 +140,11 @@ pub(super) fn histogram<T: Scalar>(
     let (lower, upper) = range.into_inner();
     let Some([first, second, scale]) = T::even_bins(lower, upper, bins) else {
         let values = format!("range = {lower:?}..={upper:?}");
-        let requirement = "a finite range that its bins divide";
+        // Floats are the ones whose bits are not ordered like integers.
+        let requirement = match T::IF_NEGATIVE {
+            0 => "a range that does not end before it begins",
+            _ => "a finite range that is neither empty nor too narrow for its bins",
+        };
         let kernel = op.to_owned();
         return Err(refuse(ErrorDetail::Precondition { kernel, requirement, values }.into()));
     };

@@ -238,7 +238,7 @@ pub(super) fn to_host<T: Scalar, R: Element, H: Send + 'static>(
     let kernels = ReduceKernels::of::<T>(queue.home(), reduction)?;
     let put = |target: &ResultTarget<'_>| kernels.put(queue, reduction, target);
     // Zeroes, which pinned memory holds anyway: any value could be a result.
-    queue.to_host(R::zeroed(), put, |value| Ok(read(value)))
+    queue.to_host(reduction.op, R::zeroed(), put, |value| Ok(read(value)))
 }
 
 /// [`Reduction::dot`], which poisons the output if it is refused.

@@ -218,7 +218,7 @@ pub(super) fn to_host<T: Scalar>(
     checked.map_err(|error| selection.refuse(which.op, None, error))?;
     let put = |target: &ResultTarget<'_>| into_target::<T>(queue, which, selection, target);
     let (op, most) = (which.op, selection.length.most);
-    queue.to_host(UNWRITTEN, put, move |count: u64| count_of(op, count, most))
+    queue.to_host(op, UNWRITTEN, put, move |count: u64| count_of(op, count, most))
 }
 
 pub(super) fn to_memory<T: Scalar>(

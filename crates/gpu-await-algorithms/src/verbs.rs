@@ -32,6 +32,21 @@ use super::{histogram, reduce, rows, scan, segmented, segmented_sort, select, so
 ///
 /// All of them run on the device in stream order, and take memory as every operation does.
 ///
+/// # Memory
+/// On a GPU some verbs allocate scratch memory in stream order, which draws from a [reservation](Device::reserve) like a buffer: each array of it
+/// is rounded up to a multiple of 512 bytes. Of `n` elements (or as many as a [`Sequence`] has at most):
+///
+/// | verbs | scratch memory |
+/// |---|---|
+/// | reductions of many elements to one value | none for a few thousand elements; otherwise at most 16 bytes for each block of the launch, five times as many as the GPU holds at once: below a MiB |
+/// | scans, selections, `run_length_encode` | up to half a percent of the elements' bytes, and a KiB; a [`Reproducible`](crate::Reproducible) scan: one value per tile of some thousand elements |
+/// | sorts | none for a few thousand elements; otherwise exactly the bytes of the keys, exactly those of the values, and an array of bookkeeping: at most 16 MiB and some KiB, or a third of a byte an element if that is more |
+/// | segmented sorts | 8 bytes for each offset, the scratch memory of a scan of these and, for more than a few hundred elements, exactly the bytes of keys and values |
+/// | `top_k`, `bottom_k` and their places | from 2^19 elements on, if at most one in 16 is wanted: `n / 8` bytes, 8 for each result, and some KiB; otherwise the bytes of the elements, for places 4 each more, and those of a sort of these |
+/// | segmented reductions, rows of a matrix, histograms, [`transform`](Self::transform) and the verbs after it | none |
+///
+/// A result for the host is in pinned memory. The host device needs no scratch memory, but puts such a result in device memory first: 512 bytes.
+///
 /// # Errors
 /// Memory that is read and was never written, or whose producer failed; memory of another device; out of memory; arrays and outputs of
 /// lengths other than the verb requires; a lost or closed device; a GPU below compute capability 8.0, except for

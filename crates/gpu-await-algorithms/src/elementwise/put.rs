@@ -233,6 +233,15 @@ pub(crate) fn cast<T: Arithmetic, U: Arithmetic>(
     put(queue, ("cast", count), passed, None, |home, _, _| kernel_of_cast::<T, U>(home))
 }
 
+/// Refuses an array of indices of another length than the elements that they place.
+fn check_indices(op: &'static str, found: usize, expected: usize) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let what = "the array of indices";
+    Err(ErrorDetail::WrongLength { op, what, expected, found }.into())
+}
+
 pub(crate) fn gather<T: Arithmetic, I: Index>(
     queue: &Queue<'_>,
     source: &impl Readable<T>,
@@ -244,6 +253,8 @@ pub(crate) fn gather<T: Arithmetic, I: Index>(
     let count = passed.overwrites(output);
     let span = source.span();
     passed.footprint.reads(&span);
+    check_indices("gather", indices.len(), count)
+        .map_err(|error| passed.footprint.poison(error))?;
     put(queue, ("gather", count), passed, Some((span, source.len())), |home, _, _| {
         kernel_of_gather::<T, I>(home)
     })
@@ -261,6 +272,8 @@ pub(crate) fn scatter<T: Arithmetic, I: Index>(
     let (count, len) = (source.len(), target.len());
     let span = target.span_mut();
     passed.footprint.updates(&span);
+    check_indices("scatter", indices.len(), count)
+        .map_err(|error| passed.footprint.poison(error))?;
     put(queue, ("scatter", count), passed, Some((span, len)), |home, _, _| {
         kernel_of_scatter::<T, I>(home)
     })

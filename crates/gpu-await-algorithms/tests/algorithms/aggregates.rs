@@ -533,6 +533,10 @@ fn refusals() {
         assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{range:?}: {error}");
     }
     let mut none = stream.zeros::<u64>(0).queued().expect("memory");
+    let bytes = stream.full(4, 1u8).queued().expect("memory");
+    let (nine, three) = (9u8, 3);
+    let error = stream.histogram(&bytes, nine..=three, &mut counts).queued().expect_err("a range");
+    assert!(error.to_string().contains("`a range that does not end before it begins`"), "{error}");
     let error = stream.histogram(&x, 0.0..=1.0, &mut none).queued().expect_err("no bin");
     assert!(matches!(error.detail(), ErrorDetail::Precondition { .. }), "{error}");
     let error = stream.histogram_between(&x, &x, &mut counts).queued().expect_err("levels");

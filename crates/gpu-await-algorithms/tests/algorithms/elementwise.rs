@@ -979,6 +979,17 @@ async fn refused_calls_poison_the_output() -> Result<()> {
     let mut fresh = stream.empty::<u8>(4).queued()?;
     let error = stream.transform_in_place(sum, (&x,), &mut fresh).queued().unwrap_err();
     assert!(matches!(error.detail(), ErrorDetail::Unwritten { .. }), "{error}");
+    let index = stream.zeros::<u32>(3).queued()?;
+    let error = stream.gather(&longer, &index, &mut out).queued().unwrap_err().to_string();
+    assert!(
+        error.starts_with("gather: the array of indices has 3 elements, expected 4"),
+        "{error}"
+    );
+    let error = stream.scatter(&x, &index, &mut out).queued().unwrap_err().to_string();
+    assert!(
+        error.starts_with("scatter: the array of indices has 3 elements, expected 4"),
+        "{error}"
+    );
     let index = stream.zeros::<u32>(4).queued()?;
     let mut fresh = stream.empty::<u8>(4).queued()?;
     let error = stream.scatter(&x, &index, &mut fresh).queued().unwrap_err();
