@@ -332,14 +332,8 @@ pub enum ErrorDetail {
         limit_bytes: Option<u64>,
     },
     /// Memory could not be [reserved](crate::Device::reserve), or an allocation could not draw from a reservation.
-    /// `op` is the operation that allocates, if any.
-    #[error("{}{asked_bytes} bytes of a reservation on {device}: {problem}", operation(.op.as_deref()))]
-    Reservation {
-        op: Option<Arc<str>>,
-        device: String,
-        asked_bytes: u64,
-        problem: ReservationProblem,
-    },
+    #[error("{asked_bytes} bytes of a reservation on {device}: {problem}")]
+    Reservation { device: String, asked_bytes: u64, problem: ReservationProblem },
     /// Pinned host memory could not be allocated.
     #[error("out of pinned host memory: asked {asked_bytes} bytes ({reason})")]
     OutOfPinnedMemory { asked_bytes: u64, reason: String },

@@ -123,9 +123,8 @@ impl<'s> Queue<'s> {
         Ok(DeviceBuffer::new(memory, len))
     }
 
-    fn claim(&self, op: impl Fn() -> Arc<str>, bytes: u64, forced: bool) -> Result<Claim<'s>> {
-        let claim = Claim::new(self.stream, bytes, forced, self.allowance());
-        let claim = claim.map_err(|error| of_operation(error, &op))?;
+    fn claim(&self, op: impl FnOnce() -> Arc<str>, bytes: u64, forced: bool) -> Result<Claim<'s>> {
+        let claim = Claim::new(self.stream, bytes, forced, self.allowance())?;
         claim.ok_or_else(|| self.out_of_memory(op(), bytes))
     }
 
@@ -141,17 +140,6 @@ impl<'s> Queue<'s> {
 
     fn budget(&self) -> Option<usize> {
         self.allowance().map(|allowance| allowance.number())
-    }
-}
-
-/// The error of a spent reservation with the name of the operation.
-#[cold]
-fn of_operation(error: Error, name: impl Fn() -> Arc<str>) -> Error {
-    match error.detail().clone() {
-        ErrorDetail::Reservation { op: None, device, asked_bytes, problem } => {
-            ErrorDetail::Reservation { op: Some(name()), device, asked_bytes, problem }.into()
-        }
-        _ => error,
     }
 }
 

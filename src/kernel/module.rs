@@ -47,7 +47,7 @@ impl Module {
     ///
     /// # Errors
     /// [`ErrorDetail::BadImage`] with the compiler's log, or the reason why it is not an image;
-    /// [`ErrorDetail::Unsupported`] on a host device, which runs Rust functions: see [`Kernel::host`](super::Kernel::host).
+    /// [`ErrorDetail::NoImplementation`] on a host device.
     ///
     /// # Blocking
     /// No; but the future stays pending until everything running on the GPU has ended, and while a stream's
@@ -89,8 +89,7 @@ impl Module {
     ) -> Result<Module> {
         engine.check_open()?;
         if engine.backend.kind() == crate::DeviceKind::Host {
-            let what = "an image of kernels (`Kernel::host` makes a kernel of a Rust function)";
-            return Err(ErrorDetail::Unsupported { what, device: engine.label().to_owned() }.into());
+            return Err(super::no_implementation(&image.name, engine));
         }
         let bad = |problem, log| -> Error {
             ErrorDetail::BadImage { image: image.name.clone(), problem, log }.into()

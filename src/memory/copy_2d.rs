@@ -82,12 +82,7 @@ impl Copy2d {
     /// # Errors
     /// As [`span`](Self::span).
     pub(crate) fn source_span(&self, op: &'static str, len: usize) -> Result<Range<usize>> {
-        let unit = match op {
-            "copy_2d" => "elements in the source of `copy_2d`",
-            "upload_2d" => "elements in the source of `upload_2d`",
-            _ => "elements in the source of `download_2d`",
-        };
-        self.span(op, self.source, len, unit)
+        self.span(op, self.source, len, "elements in the source")
     }
 
     /// [`source_span`](Self::source_span) of the destination.
@@ -95,12 +90,7 @@ impl Copy2d {
     /// # Errors
     /// As [`span`](Self::span).
     pub(crate) fn destination_span(&self, op: &'static str, len: usize) -> Result<Range<usize>> {
-        let unit = match op {
-            "copy_2d" => "elements in the destination of `copy_2d`",
-            "upload_2d" => "elements in the destination of `upload_2d`",
-            _ => "elements in the destination of `download_2d`",
-        };
-        self.span(op, self.destination, len, unit)
+        self.span(op, self.destination, len, "elements in the destination")
     }
 
     /// The range that the rows on that side span, out of `len` elements; empty if there is nothing to copy.

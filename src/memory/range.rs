@@ -131,9 +131,7 @@ impl AddressRange {
         };
         let budget = number(&allowance);
         let full = || match &allowance {
-            Some(allowance) if allowance.size_and_left().1 < bytes => {
-                allowance.spent(Some("grow".into()), bytes)
-            }
+            Some(allowance) if allowance.size_and_left().1 < bytes => allowance.spent(bytes),
             _ => full(stream, bytes, budget),
         };
         if !beside_pool::claim(stream, bytes, budget, |account| account.commit(bytes, budget)) {

@@ -77,7 +77,7 @@ impl Stream {
             if let Some(allowance) = &self.allowance
                 && allowance.size_and_left().1 < block(bytes)
             {
-                return Err(allowance.spent(Some("reclaimed".into()), block(bytes)));
+                return Err(allowance.spent(block(bytes)));
             }
             let reach = Reach::of(engine)?;
             let outlook = engine.outlook(stream, bytes, reach.bytes(), self.budget());

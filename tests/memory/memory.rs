@@ -438,7 +438,7 @@ async fn rows_outside_of_their_buffers_are_refused() {
         (Copy2d::new(10, 10).destination_start(1), "destination"),
     ] {
         let error = stream.copy_2d(&x, &mut y, rows).queued().unwrap_err().to_string();
-        let named = format!("there are 100 elements in the {side} of `copy_2d`");
+        let named = format!("there are 100 elements in the {side}");
         assert!(error.contains(&named), "{error}");
     }
     let overlapping = Copy2d::new(3, 2).source_pitch(2);

@@ -252,7 +252,7 @@ impl<T: GemmElement, C: GemmElement<Scale = T::Scale>> GemmBuilder<T, C> {
     /// scratch memory of its own. If the future is dropped, the choice goes on.
     ///
     /// # Errors
-    /// [`ErrorDetail::Precondition`](gpu_await::ErrorDetail::Precondition): matrices that do not fit in memory; strides that make rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c`
+    /// [`ErrorDetail::TooLarge`](gpu_await::ErrorDetail::TooLarge); strides that make rows overlap ([`ErrorDetail::Pitch`](gpu_await::ErrorDetail::Pitch)), or matrices of `c`
     /// that might overlap ([`ErrorDetail::TooFew`](gpu_await::ErrorDetail::TooFew)); [`ErrorDetail::Foreign`](gpu_await::ErrorDetail::Foreign): cuBLASLt has no algorithm for that; a
     /// device that is lost or closed.
     ///

@@ -47,13 +47,12 @@ impl Allowance {
         (account.reservations.size_of(self.number), account.reservations.left_of(self.number))
     }
 
-    /// The error for an allocation of more than is left, by the operation `op`, if the caller knows it.
-    pub(crate) fn spent(&self, op: Option<Arc<str>>, asked_bytes: u64) -> Error {
+    /// The error for an allocation of more than is left.
+    pub(crate) fn spent(&self, asked_bytes: u64) -> Error {
         let (size_bytes, left_bytes) = self.size_and_left();
         let made_at = self.made_at;
         let problem = ReservationProblem::Spent { size_bytes, left_bytes, made_at };
-        let device = self.engine.label().to_owned();
-        ErrorDetail::Reservation { op, device, asked_bytes, problem }.into()
+        refused(&self.engine, asked_bytes, problem)
     }
 
     /// Makes it smaller and releases the rest to others.
@@ -77,6 +76,5 @@ impl Drop for Allowance {
 }
 
 pub(crate) fn refused(engine: &Engine, asked_bytes: u64, problem: ReservationProblem) -> Error {
-    let device = engine.label().to_owned();
-    ErrorDetail::Reservation { op: None, device, asked_bytes, problem }.into()
+    ErrorDetail::Reservation { device: engine.label().to_owned(), asked_bytes, problem }.into()
 }

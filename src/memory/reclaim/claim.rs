@@ -196,7 +196,7 @@ impl<'l> Claim<'l> {
         if let Some(allowance) = allowance {
             let (_, left) = allowance.size_and_left();
             if left < claim.block {
-                return Err(allowance.spent(None, claim.block));
+                return Err(allowance.spent(claim.block));
             }
         }
         Ok(claim)

@@ -135,22 +135,18 @@ impl Shape {
     /// Refuses matrices that fit no address space, rows that overlap, and products that would overwrite one another.
     pub(super) fn check(&self) -> Result<()> {
         for matrices in [self.a(), self.b(), self.c()] {
-            let Matrices { columns, strides, .. } = matrices;
+            let Matrices { rows, columns, strides, .. } = matrices;
             if strides.row < columns {
                 let (op, width, pitch) = ("gemm", columns, strides.row);
                 return Err(ErrorDetail::Pitch { op, width, pitch }.into());
             }
             if matrices.checked_len().and_then(|len| len.checked_mul(8)).is_none() {
-                let Strides { row, matrix } = strides;
-                let gaps = match matrices.has_gaps {
-                    true => {
-                        format!(", {row} elements from row to row, {matrix} to the next matrix")
-                    }
-                    false => String::new(),
-                };
-                let requirement = "matrices that fit in memory";
-                let (kernel, values) = ("gemm".to_owned(), format!("the shape is {self}{gaps}"));
-                return Err(ErrorDetail::Precondition { kernel, requirement, values }.into());
+                // The size of all matrices including gaps, or a lower bound of it.
+                let behind = |count: usize, stride| count.saturating_sub(1).saturating_mul(stride);
+                let last = behind(matrices.count, strides.matrix)
+                    .saturating_add(behind(rows, strides.row));
+                let (len, element_bytes) = (last.saturating_add(columns), 8);
+                return Err(ErrorDetail::TooLarge { len, element_bytes }.into());
             }
         }
         self.c().check_apart()

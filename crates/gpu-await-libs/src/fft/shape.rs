@@ -92,9 +92,8 @@ impl FftShape {
         let extents = self.extents.iter().chain([&self.batch]);
         let len = extents.copied().try_fold(16_usize, usize::checked_mul);
         if len.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            let requirement = "arrays that fit in memory";
-            let (kernel, values) = ("fft".to_owned(), format!("the shape is {self}"));
-            return Err(ErrorDetail::Precondition { kernel, requirement, values }.into());
+            let (len, element_bytes) = (usize::MAX, 16);
+            return Err(ErrorDetail::TooLarge { len, element_bytes }.into());
         }
         Ok(())
     }

@@ -329,8 +329,7 @@ async fn what_is_refused() -> Result<()> {
     let stream = device.stream()?;
     let blas = Blas::load(&device).await?;
     let refused = blas.gemm::<f32>(1 << 40, 1 << 40, 1).plan().await.unwrap_err();
-    assert!(matches!(refused.detail(), ErrorDetail::Precondition { .. }), "{refused}");
-    assert!(refused.to_string().contains("1099511627776 x 1 times 1 x 1099511627776"), "{refused}");
+    assert!(matches!(refused.detail(), ErrorDetail::TooLarge { .. }), "{refused}");
 
     let gemm = blas.gemm::<f32>(8, 8, 8).plan().await?;
     let (a, mut c) = (stream.full(65, 1.0f32).queued()?, stream.zeros(64).queued()?);

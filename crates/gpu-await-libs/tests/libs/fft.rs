@@ -208,8 +208,7 @@ async fn what_is_refused() -> Result<()> {
     let refused = fft.complex::<f32>(&[2; 4]).plan().await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     let refused = fft.complex::<f32>(&[1 << 40, 1 << 40]).plan().await.unwrap_err();
-    assert!(matches!(refused.detail(), ErrorDetail::Precondition { .. }), "{refused}");
-    assert!(refused.to_string().contains("[1099511627776, 1099511627776]"), "{refused}");
+    assert!(matches!(refused.detail(), ErrorDetail::TooLarge { .. }), "{refused}");
 
     let plan = fft.complex::<f32>(&[16]).plan().await?;
     let x = stream.full(16, Complex::new(1.0f32, 0.0)).queued()?;
