@@ -114,16 +114,22 @@ impl Copies {
     ) {
         let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
             srcMemoryType: device,
+            srcHost: std::ptr::null(),
             srcDevice: from.0,
+            srcArray: std::ptr::null_mut(),
             srcPitch: pitch,
+            dstXInBytes: 0,
+            dstY: 0,
             dstMemoryType: device,
+            dstHost: std::ptr::null_mut(),
             dstDevice: to.0,
+            dstArray: std::ptr::null_mut(),
             dstPitch: row_bytes,
             WidthInBytes: row_bytes,
             Height: rows,
-            // SAFETY: integers and pointers, for which zero is the documented default.
-            ..unsafe { std::mem::zeroed() }
         };
         // SAFETY: the callers keep both ends as long as the copy runs.
         ok(unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.streams[stream]) });

@@ -15,10 +15,9 @@ use crate::error::Result;
 use crate::error::refused::AtLine;
 use crate::event::Event;
 use crate::runtime::stream_state::StreamHandle;
-use crate::runtime::traced_op::TracedWork;
 use crate::submit::{
-    Calls, Footprint, KernelLaunch, MemoryKernels, Name, Raw, Recorder, Refusal, SubmitError,
-    capture, submit_nothing,
+    Calls, Footprint, KernelLaunch, MemoryKernels, MemoryLaunch, Name, Raw, Recorder, Refusal,
+    SubmitError, capture, submit_nothing,
 };
 
 /// While it exists, operations put on the queue are parts of one verb. On drop it restores the line where the queue was opened.
@@ -67,7 +66,7 @@ impl<'s> Queue<'s> {
         self.writer.is_some()
     }
 
-    /// Fills memory of the footprint with `count` patterns; as a launch where launches are recorded.
+    /// Fills memory of the footprint with `count` patterns; as a launch where launches are recorded, and where no memset is as fast.
     pub(super) fn submit_fill(
         &self,
         footprint: &mut Footprint<'_>,
@@ -75,17 +74,17 @@ impl<'s> Queue<'s> {
         pattern: Pattern,
         count: u64,
     ) -> Result<(), SubmitError> {
-        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
+        let is_launch = self.writes_down() || !pattern.is_word(to);
+        let kernels = is_launch.then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
-            Some(fill) => self.submit_launch(footprint, &fill.launch()),
+            Some(fill) => self.submit_memory_launch(footprint, &fill),
             None => {
-                let fill = &mut |raw: &Raw<'_>| self.put_fill(raw, to, pattern, count);
-                self.submit(footprint, 1, fill).map(|_| ())
+                self.submit(footprint, 1, &mut |raw| Ok(raw.fill(to, pattern, count)?)).map(|_| ())
             }
         }
     }
 
-    /// Puts a fill on the stream; as a launch where no memset is as fast.
+    /// Fills memory that an operation allocates; as a launch where no memset is as fast.
     pub(super) fn put_fill(
         &self,
         raw: &Raw<'_>,
@@ -95,37 +94,36 @@ impl<'s> Queue<'s> {
     ) -> Result<(), Refusal> {
         let kernels = (!pattern.is_word(to)).then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.fill(to, pattern, count)) {
-            Some(fill) => fill.put(raw, TracedWork::Fill, pattern.len as u64 * count)?,
+            Some(fill) => fill.put(raw)?,
             None => raw.fill(to, pattern, count)?,
         }
         Ok(())
     }
 
-    /// Copies rows between memory of the footprint, all of it on this device; as a launch where launches are recorded.
+    /// Copies rows between memory of the footprint, all of it on this device; as a launch where launches are recorded, and where there are
+    /// gaps between rows, with which the driver's copies take up to three hundred times as long.
     pub(super) fn submit_copy(
         &self,
         footprint: &mut Footprint<'_>,
         copy: &RowCopy,
     ) -> Result<(), SubmitError> {
-        let kernels = self.writes_down().then(|| MemoryKernels::of(self.home));
+        let is_launch = self.writes_down() || !copy.is_contiguous();
+        let kernels = is_launch.then(|| MemoryKernels::of(self.home));
         match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
-            Some(copy) => self.submit_launch(footprint, &copy.launch()),
-            None => {
-                let put = &mut |raw: &Raw<'_>| self.put_copy(raw, copy);
-                self.submit(footprint, 1, put).map(|_| ())
-            }
+            Some(launch) => self.submit_memory_launch(footprint, &launch),
+            None => self.submit(footprint, 1, &mut |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
         }
     }
 
-    /// Puts a copy on the stream; as a launch where there are gaps between rows, with which the driver's copies take up to three hundred
-    /// times as long.
-    fn put_copy(&self, raw: &Raw<'_>, copy: &RowCopy) -> Result<(), Refusal> {
-        let kernels = (!copy.is_contiguous()).then(|| MemoryKernels::of(self.home));
-        match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
-            Some(launch) => launch.put(raw, TracedWork::Copy, copy.row_bytes * copy.rows)?,
-            None => raw.copy_rows(copy)?,
+    pub(super) fn submit_memory_launch(
+        &self,
+        footprint: &mut Footprint<'_>,
+        launch: &MemoryLaunch<'_>,
+    ) -> Result<(), SubmitError> {
+        match self.writer {
+            Some(writer) => self.launch_in(writer, footprint, &launch.launch()),
+            None => self.launch_now(footprint, &mut |raw| Ok(launch.put(raw)?)),
         }
-        Ok(())
     }
 
     /// Whether its launches are the list of a graph.
@@ -178,7 +176,12 @@ impl<'s> Queue<'s> {
     ) -> Result<(), SubmitError> {
         match self.writer {
             Some(writer) => self.launch_in(writer, footprint, launch),
-            None => self.launch_now(footprint, launch),
+            None => {
+                let KernelLaunch { function, shape, args, .. } = launch;
+                let calls =
+                    &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
+                self.launch_now(footprint, calls)
+            }
         }
     }
 
@@ -204,14 +207,12 @@ impl<'s> Queue<'s> {
     fn launch_now(
         &self,
         footprint: &mut Footprint<'_>,
-        launch: &KernelLaunch<'_>,
+        calls: &mut impl FnMut(&Raw<'_>) -> Result<(), Refusal>,
     ) -> Result<(), SubmitError> {
         if let Some(error) = self.refused {
             return Err(footprint.poison(error.without_line()).into());
         }
         let op = footprint.name();
-        let KernelLaunch { function, shape, args, .. } = launch;
-        let calls = &mut |raw: &Raw<'_>| Ok(raw.launch(function, shape, args.arguments())?);
         let ticket = self.note(self.submit_now::<true>(footprint, 1, calls))?;
         op.told(self.stream, ticket);
         Ok(())

@@ -212,7 +212,7 @@ impl Queue<'_> {
             None => MULTIPROCESSORS.min(all),
         };
         match kernels.copy_pieces(words, table, multiprocessors) {
-            Some(launch) => self.submit_launch(footprint, &launch.launch()),
+            Some(launch) => self.submit_memory_launch(footprint, &launch),
             None => {
                 let what = "a copy of many pieces by a kernel, which did not load";
                 let device = self.stream.engine.label().to_owned();

@@ -138,6 +138,7 @@ impl MemoryKernel {
         blocks: [u64; 2],
         threads: [u64; 2],
         args: ArgBlock,
+        (work, bytes): (TracedWork, u64),
     ) -> MemoryLaunch<'_> {
         let dim = |[x, y]: [u64; 2]| [x as u32, y as u32, 1];
         let grid = Grid {
@@ -146,7 +147,7 @@ impl MemoryKernel {
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
-        MemoryLaunch { kernel: self, shape: LaunchShape::plain(grid), args }
+        MemoryLaunch { kernel: self, shape: LaunchShape::plain(grid), args, work, bytes }
     }
 }
 
@@ -207,18 +208,20 @@ pub(crate) struct MemoryLaunch<'k> {
     kernel: &'k Arc<MemoryKernel>,
     shape: LaunchShape,
     args: ArgBlock,
+    work: TracedWork,
+    bytes: u64,
 }
 
 impl MemoryLaunch<'_> {
     pub(crate) fn launch(&self) -> KernelLaunch<'_> {
-        let MemoryLaunch { kernel, shape, args } = self;
+        let MemoryLaunch { kernel, shape, args, .. } = self;
         KernelLaunch::new(kernel, &kernel.function, *shape, args)
     }
 
-    /// Puts it on the stream, as the fill or copy of so many bytes that it is.
-    pub(crate) fn put(&self, raw: &Raw<'_>, work: TracedWork, bytes: u64) -> DriverResult<()> {
+    /// Puts it on the stream; a trace has the fill or the copy that it is.
+    pub(crate) fn put(&self, raw: &Raw<'_>) -> DriverResult<()> {
         raw.launch(&self.kernel.function, &self.shape, self.args.arguments())?;
-        raw.moved(work, bytes);
+        raw.moved(self.work, self.bytes);
         Ok(())
     }
 }
@@ -243,7 +246,7 @@ impl MemoryKernels {
         repeated.chunks_exact(8).for_each(|word| args.push_value(word));
         args.push_value(&(short.len as u32).to_ne_bytes());
         let blocks = bytes.div_ceil(16 * u64::from(THREADS)).min(MOST_BLOCKS);
-        Some(kernel.with([blocks, 1], [THREADS.into(), 1], args))
+        Some(kernel.with([blocks, 1], [THREADS.into(), 1], args, (TracedWork::Fill, bytes)))
     }
 
     /// The launch that copies rows within the device's memory; `None` for rows on the host.
@@ -274,7 +277,8 @@ impl MemoryKernels {
         let down = u64::from(THREADS) / across;
         let x = units.div_ceil(across).min(MOST_COPY_BLOCKS);
         let y = rows.div_ceil(down * ROWS_AT_ONCE).min(MOST_COPY_BLOCKS / x);
-        Some(kernel.with([x, y], [across, down], args))
+        let moved = (TracedWork::Copy, row_bytes * rows);
+        Some(kernel.with([x, y], [across, down], args, moved))
     }
 }
 

@@ -4,8 +4,8 @@
 
 use futures::executor::block_on;
 use gpu_await::{
-    Copy2d, DeviceBuffer, Element, ErrorDetail, In, InOut, Queue, Region, Result, Stream, View,
-    ViewMut, testing,
+    Copy2d, DeviceBuffer, DeviceKind, Element, ErrorDetail, In, InOut, Queue, Region, Result,
+    Stream, View, ViewMut, testing,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -212,6 +212,28 @@ async fn many_rows() -> Result<()> {
     let mut expected = vec![0xEE; numbers.len()];
     rows.on_host(&numbers, &mut expected);
     assert!(stream.download(&to).await?[..] == expected);
+    Ok(())
+}
+
+/// Fills and copies that are launches may start early, as the launches behind them may.
+#[tokio::test]
+async fn they_overlap_with_the_next() -> Result<()> {
+    const EACH: u64 = 10;
+    let device = testing::device();
+    let stream = device.stream()?;
+    let from = stream.full(1000, 0.1_f64).queued()?;
+    let mut to = stream.full(1000, 0.2_f64).queued()?;
+    stream.done().await?;
+    let before = device.stats().overlaps.allowed;
+    for _ in 0..EACH {
+        stream.fill(&mut to, 0.3).queued()?;
+        stream.copy_2d(&from, &mut to, Copy2d::new(3, 100).source_pitch(10)).queued()?;
+    }
+    stream.done().await?;
+    let seen = device.stats().overlaps.allowed - before;
+    // Machine code of other compute capabilities does not wait first.
+    let may = device.kind() == DeviceKind::Host || device.compute_capability().0 == 9;
+    assert!(if may { seen >= 2 * EACH - 1 } else { seen == 0 }, "{seen}");
     Ok(())
 }
 

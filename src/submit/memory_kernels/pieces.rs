@@ -7,6 +7,7 @@
 
 use super::{ArgBlock, Grid, LaunchShape, MemoryKernels, MemoryLaunch, THREADS};
 use crate::backend::DevicePtr;
+use crate::runtime::traced_op::TracedWork;
 
 /// The most pieces that fit in a kernel's parameters, which are 4,096 bytes on every GPU.
 pub(crate) const FEW: usize = 170;
@@ -52,7 +53,8 @@ impl MemoryKernels {
             cluster_dim: [1, 1, 1],
             shared_mem_bytes: 0,
         };
-        Some(MemoryLaunch { kernel, shape: LaunchShape::plain(grid), args })
+        let (work, bytes) = (TracedWork::Copy, pieces.iter().map(|[_, _, bytes]| bytes).sum());
+        Some(MemoryLaunch { kernel, shape: LaunchShape::plain(grid), args, work, bytes })
     }
 }
 
