@@ -101,15 +101,16 @@ impl<'s> Queue<'s> {
     }
 
     /// Copies rows between memory of the footprint, all of it on this device; as a launch where launches are recorded, and where there are
-    /// gaps between rows, with which the driver's copies take up to three hundred times as long.
+    /// gaps between rows, with which the driver takes up to a hundred times as long.
     pub(super) fn submit_copy(
         &self,
         footprint: &mut Footprint<'_>,
         copy: &RowCopy,
     ) -> Result<(), SubmitError> {
-        let is_launch = self.writes_down() || !copy.is_contiguous();
+        let is_recorded = self.writes_down();
+        let is_launch = is_recorded || !copy.is_contiguous();
         let kernels = is_launch.then(|| MemoryKernels::of(self.home));
-        match kernels.as_deref().and_then(|kernels| kernels.copy(copy)) {
+        match kernels.as_deref().and_then(|kernels| kernels.copy(copy, is_recorded)) {
             Some(launch) => self.submit_memory_launch(footprint, &launch),
             None => self.submit(footprint, 1, &mut |raw| Ok(raw.copy_rows(copy)?)).map(|_| ()),
         }

@@ -296,8 +296,8 @@ verbs! {
     /// written or whose producer failed; memory of another device; a lost or closed device.
     ///
     /// # Source
-    /// A launch of a kernel of this crate, which takes a fraction of `cuMemcpy2DAsync`'s time; rows without gaps on both sides are one
-    /// `cuMemcpyDtoDAsync`.
+    /// A launch of a kernel of this crate, or `cuMemcpy2DAsync` for rows of 256 bytes and more that begin at odd addresses; rows without gaps
+    /// on both sides are one `cuMemcpyDtoDAsync`.
     pub fn copy_2d<T: Element>(
         &self,
         source: &impl Readable<T>,

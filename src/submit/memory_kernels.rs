@@ -249,8 +249,9 @@ impl MemoryKernels {
         Some(kernel.with([blocks, 1], [THREADS.into(), 1], args, (TracedWork::Fill, bytes)))
     }
 
-    /// The launch that copies rows within the device's memory; `None` for rows on the host.
-    pub(crate) fn copy(&self, copy: &RowCopy) -> Option<MemoryLaunch<'_>> {
+    /// The launch that copies rows within the device's memory; `None` for rows on the host, and unless it is recorded for long rows that
+    /// nothing aligns, which the driver copies faster.
+    pub(crate) fn copy(&self, copy: &RowCopy, is_recorded: bool) -> Option<MemoryLaunch<'_>> {
         let kernel = self.copy.as_ref()?;
         let (Place::Device(to), Place::Device(from)) = (copy.to, copy.from) else { return None };
         let RowCopy { to_pitch, from_pitch, mut row_bytes, mut rows, .. } = *copy;
@@ -263,6 +264,7 @@ impl MemoryKernels {
         // The largest power of two that divides all of them and 16.
         let unit = 1u64 << (to.0 | from.0 | pitches | length | 16).trailing_zeros();
         let (unit, units) = match unit {
+            1 if row_bytes >= LONG_UNALIGNED && !is_recorded => return None,
             1 if row_bytes >= LONG_UNALIGNED => (0, row_bytes.div_ceil(8) + 1),
             unit => (unit, row_bytes.div_ceil(unit)),
         };

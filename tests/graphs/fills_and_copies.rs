@@ -162,14 +162,20 @@ proptest! {
         let stream = device.stream().unwrap();
         let numbers: Vec<u8> = (0..LEN).map(|at| (at / 251 + at) as u8).collect();
         let from = stream.upload(numbers.clone()).queued().unwrap();
+        let mut region = Region::new();
         for rows in runs {
-            let mut to = stream.full(LEN, 0xEE_u8).queued().unwrap();
-            stream.copy_2d(&from, &mut to, rows.on_device()).queued().unwrap();
+            let fresh = || stream.full(LEN, 0xEE_u8).queued().unwrap();
+            let (mut plain, mut listed) = (fresh(), fresh());
+            stream.copy_2d(&from, &mut plain, rows.on_device()).queued().unwrap();
+            let list = |q: &Queue<'_>| q.copy_2d(&from, &mut listed, rows.on_device());
+            stream.replay(&mut region, list).queued().unwrap();
             let mut expected = vec![0xEE; LEN];
             rows.on_host(&numbers, &mut expected);
-            let found = block_on(stream.download(&to)).unwrap();
-            let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "{rows:?}");
+            for (how, found) in [("plain", &plain), ("listed", &listed)] {
+                let found = block_on(stream.download(found)).unwrap();
+                let differs = found.iter().zip(&expected).position(|(a, b)| a != b);
+                assert_eq!(differs, None, "{how}, {rows:?}");
+            }
         }
     }
 }
