@@ -179,7 +179,7 @@ fn submit_as<const IS_LAUNCH: bool, T: TracedAs>(
         let touched = footprint.makes_buffer()
             || (footprint.is_entered() && footprint.accesses.are_tracked());
         if !IS_LAUNCH {
-            // Memory from the stream's cache puts nothing on the stream, and its fill is one of the driver's own kernels.
+            // Memory from the stream's cache puts nothing on the stream. What fills memory made here is not followed early, memset or launch.
             match footprint.only_makes_a_buffer() {
                 true => turn.stream.overlap.pass_on(ticket),
                 false => turn.stream.overlap.demand_full(ticket),

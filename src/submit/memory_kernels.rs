@@ -10,7 +10,7 @@
 //! | host | are launches of the twins |
 //!
 //! Outside of lists, a fill is such a launch where the driver has no memset for its value (`Pattern::is_word`), a copy where there are gaps between its
-//! rows (`RowCopy::is_contiguous`).
+//! rows (`RowCopy::is_contiguous`), unless they are long and nothing aligns them.
 //!
 //! They are loaded when the device is opened: later, loading would wait for all running work. Machine code is used if available: the
 //! driver's compiler would delay a machine's first device by a tenth of a second.

@@ -5,7 +5,7 @@
 //! | up to [`FEW`] | its own arguments |
 //! | more | pinned memory that the operation is lent |
 
-use super::{ArgBlock, Grid, LaunchShape, MemoryKernels, MemoryLaunch, THREADS};
+use super::{ArgBlock, Grid, MemoryKernels, MemoryLaunch, THREADS};
 use crate::backend::DevicePtr;
 use crate::runtime::traced_op::TracedWork;
 
@@ -34,7 +34,9 @@ impl MemoryKernels {
         multiprocessors: u32,
     ) -> Option<MemoryLaunch<'_>> {
         let kernel = self.pieces.as_ref()?;
-        let longest = pieces.iter().map(|[_, _, bytes]| *bytes).max().unwrap_or(0);
+        let (longest, bytes) = pieces
+            .iter()
+            .fold((0, 0), |(longest, all), &[_, _, bytes]| (bytes.max(longest), all + bytes));
         let parts = u32::try_from(longest.div_ceil(PART_BYTES)).ok()?.max(1);
         let mut few = [[0; 3]; FEW];
         if table.is_none() {
@@ -47,14 +49,7 @@ impl MemoryKernels {
         args.push_value(bytemuck::cast_slice(&few));
         let items = pieces.len() as u64 * u64::from(parts);
         let blocks = items.min(u64::from(multiprocessors) * BLOCKS_A_MULTIPROCESSOR).max(1);
-        let grid = Grid {
-            grid_dim: [blocks as u32, 1, 1],
-            block_dim: [THREADS, 1, 1],
-            cluster_dim: [1, 1, 1],
-            shared_mem_bytes: 0,
-        };
-        let (work, bytes) = (TracedWork::Copy, pieces.iter().map(|[_, _, bytes]| bytes).sum());
-        Some(MemoryLaunch { kernel, shape: LaunchShape::plain(grid), args, work, bytes })
+        Some(kernel.with([blocks, 1], [THREADS.into(), 1], args, (TracedWork::Copy, bytes)))
     }
 }
 
